@@ -1,0 +1,34 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check bench format clean
+
+demo: $(READY)  ## every system on a small case, and a picture to look at
+	$(BIN)/python examples/weights.py
+
+test: $(READY)  ## the whole suite
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## format, lint, types, who may import whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## side by side with the peers
+	$(BIN)/python -m benchmarks.attend
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Installed once; again only when what is to be installed has changed.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Regard needs Python 3.11 or newer; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[all,dev]"
+	touch $(READY)
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

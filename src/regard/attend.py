@@ -1,0 +1,267 @@
+"""The one operation: attention = score → weigh → average.
+
+    f(q) = Σᵢ α(q, kᵢ) vᵢ        α = weigh(score(q, k), mask)
+
+Shapes are `[..., length, size]`; with heads `[batch, heads, length, size]`. Leading dimensions broadcast.
+`attend` picks the engine, `plan` says which one and why, `look` gives the weights. A query that may look
+at nothing gets a mean of zero, a log weight of -inf, and no NaN, forward or backward. A NaN that goes in
+comes out as NaN.
+"""
+
+import math
+from typing import Literal, NamedTuple, Protocol, overload
+
+import torch
+from torch import Tensor
+
+from regard.engines import dense, flash
+from regard.engines.dense import Dense
+from regard.engines.flash import Flash
+from regard.engines.job import Job
+from regard.engines.stream import Stream, mask_gradient
+from regard.engines.top import top_weights
+from regard.masks import Mask, block_of, parts_of
+from regard.parts import Attended
+from regard.scores import DOT_REACH, InnerProduct, Score, SquaredDistance, reach, scaled_dot
+from regard.weighing import Weighing, softmax
+
+
+class Engine(Protocol):
+    """A way to compute attention. See `regard.engines`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, job: Job) -> str | None: ...
+
+    def attend(self, job: Job) -> Tensor: ...
+
+
+class Plan(NamedTuple):
+    """Which engine `attend` runs, and why."""
+
+    engine: str
+    why: str
+
+
+class Look(NamedTuple):
+    """The largest weights of each query, falling. Where it may see fewer keys: index -1, weight 0."""
+
+    index: Tensor  # [..., q, top]  which keys
+    weight: Tensor  # [..., q, top]  their weights, normalised over all keys the query may see
+
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream())}
+DENSE_LIMIT = 2**16
+"""Up to so many numbers the matrix is cheaper than going without it."""
+LOOK_LIMIT = 2 * 2**30
+"""Largest matrix, in bytes, that `look` builds."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Score = scaled_dot,
+    mask: Mask | None = None,
+    weigh: Weighing = softmax,
+    dropout: float = 0.0,
+    engine: str | Engine | None = None,
+) -> Tensor:
+    """The average of the values, weighted by how well their keys answer each query: `[..., q, v]`.
+
+    query `[..., q, d]`, key `[..., k, e]`, value `[..., k, v]`: leading dimensions broadcast; d = e where
+    the score needs it.
+
+    score     one of `regard.scores`, or any callable `(query, key) -> [..., q, k]`
+    mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
+    weigh     one of `regard.weighing`
+    dropout   the share of weights dropped; drawn from torch's generator whenever it is not 0
+    engine    a name, or a configured engine such as `Stream(block=256)`; picked where it is not given
+
+    >>> import torch, regard
+    >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 8, 7, 16), torch.randn(2, 8, 7, 4)
+    >>> regard.attend(query, key, value, mask=regard.masks.causal).shape
+    torch.Size([2, 8, 5, 4])
+    """
+    job = checked(query, key, value, score, mask, weigh, dropout)
+    if engine is None:
+        return ENGINES[choose(job).engine].attend(job)
+    return named(engine, job).attend(job)
+
+
+def attend_parts(
+    query: Tensor, key: Tensor, value: Tensor, *, score: Score = scaled_dot, mask: Mask | None = None
+) -> Attended:
+    """Attention to these keys as a part of more: mean `[..., q, v]` and log weight `[..., q]`.
+
+    Parts over disjoint keys join with `regard.merge`. Both have gradients.
+
+    >>> import torch, regard
+    >>> parts = regard.attend_parts(torch.randn(3, 4), torch.randn(9, 4), torch.randn(9, 2))
+    >>> parts.mean.shape, parts.log_weight.shape
+    (torch.Size([3, 2]), torch.Size([3]))
+    """
+    job = checked(query, key, value, score, mask, softmax, 0.0)
+    return Dense().attend_parts(job) if small(job) else Stream().attend_parts(job)
+
+
+@overload
+def look(query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: None = ...) -> Tensor: ...
+@overload
+def look(query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: int) -> Look: ...
+def look(
+    query: Tensor, key: Tensor, *, score: Score = scaled_dot, mask: Mask | None = None, top: int | None = None
+) -> Tensor | Look:
+    """What softmax attention looks at: all weights `[..., q, k]`, or the `top` largest of each query.
+
+    With `top` the matrix is never built, the weights are normalised over all keys, and no gradient is
+    kept. Without it, a matrix above 2 GiB is refused.
+
+    >>> import torch, regard
+    >>> found = regard.look(torch.tensor([[9.0]]), torch.tensor([[0.0], [1.0], [0.5]]), top=2)
+    >>> found.index.tolist(), [round(w, 3) for w in found.weight[0].tolist()]
+    ([[1, 2]], [0.989, 0.011])
+    """
+    job = checked(query, key, key, score, mask, softmax, 0.0)
+    if top is not None:
+        if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+            raise ValueError(f"top must be a positive whole number, got {top!r}")
+        return Look(*top_weights(job, top))
+    size = job.pairs * query.element_size()
+    if size > LOOK_LIMIT:
+        raise ValueError(
+            f"the weights {list(job.shape)} would take {size / 2**30:.1f} GiB, above the limit of 2 GiB:"
+            " ask for the largest of each query with top=8, or look at fewer queries at a time"
+        )
+    return dense.weights(job)
+
+
+def plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Score = scaled_dot,
+    mask: Mask | None = None,
+    weigh: Weighing = softmax,
+    dropout: float = 0.0,
+    engine: str | Engine | None = None,
+) -> Plan:
+    """What `attend` would run with the same arguments, in words.
+
+    >>> import torch, regard
+    >>> x = torch.randn(1, 8, 512, 64)
+    >>> regard.plan(x, x, x).engine
+    'flash'
+    """
+    job = checked(query, key, value, score, mask, weigh, dropout)
+    if engine is None:
+        return choose(job)
+    return Plan(named(engine, job).name, "it was asked for")
+
+
+def choose(job: Job) -> Plan:
+    """The engine for a job, and the reason. All rules are here."""
+    if job.weigh is not softmax:
+        return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
+    if not job.pairs:
+        return Plan("dense", "there is nothing to look at, or nobody to look")
+    on_cpu = job.query.device.type == "cpu"
+    if isinstance(job.score, InnerProduct):
+        if on_cpu and job.dropout:
+            return Plan("stream", "dropout: torch's kernel for the CPU would build the matrix for it")
+        if on_cpu and mask_gradient(job):
+            return Plan("stream", "the bias learns: torch's kernel for the CPU would build the matrix for it")
+        elements = flash.mask_elements(job)
+        if elements > flash.MASK_LIMIT:
+            return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
+        if on_cpu and isinstance(job.score, SquaredDistance) and job.query.dtype == torch.float32 and not small(job):
+            spread = reach(*job.score.as_distance(job.query.detach(), job.key.detach()))
+            if spread > DOT_REACH:
+                return Plan("stream", "the data is wide against the bandwidth: distances are had from differences")
+        return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
+    if small(job):
+        return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
+    return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
+
+
+def small(job: Job) -> bool:
+    return job.pairs * job.width <= DENSE_LIMIT
+
+
+def named(engine: str | Engine, job: Job) -> Engine:
+    """The engine asked for, if it can do the job."""
+    if isinstance(engine, str):
+        if engine not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        engine = ENGINES[engine]
+    refusal = engine.refuses(job)
+    if refusal:
+        able = ", ".join(name for name, other in ENGINES.items() if not other.refuses(job))
+        raise ValueError(f"{refusal}; engines that can: {able}")
+    return engine
+
+
+def checked(
+    query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Mask | None, weigh: Weighing, dropout: float
+) -> Job:
+    """The job, once everything fits together; an error says what must hold and what was got."""
+    names: dict[Literal["query", "key", "value"], Tensor] = {"query": query, "key": key, "value": value}
+    for name, tensor in names.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(tensor).__name__}")
+        if tensor.ndim < 2:
+            raise ValueError(f"{name} must be [..., length, size], got shape {list(tensor.shape)}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must have a floating point dtype, got {tensor.dtype}")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
+    if not query.device == key.device == value.device:
+        raise ValueError(
+            f"query, key and value must be on one device, got {query.device}, {key.device} and {value.device}"
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"key and value must have one length, got {key.shape[-2]} keys and {value.shape[-2]} values")
+    if not callable(score):
+        raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
+    if not callable(weigh):
+        raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
+    if not 0 <= dropout <= 1:  # NaN too is not
+        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    job = Job(query, key, value, score, mask, weigh, float(dropout))
+    try:
+        shape = job.shape
+    except RuntimeError:
+        shapes = " and ".join(str(list(x.shape[:-2])) for x in (query, key, value))
+        raise ValueError(f"leading dimensions of query, key and value must broadcast, got {shapes}") from None
+    for part in parts_of(mask):
+        check_mask(part, shape, query)
+    return job
+
+
+def check_mask(part: Mask, shape: torch.Size, query: Tensor) -> None:
+    """A part of the mask must be boolean or a bias of the query's dtype, and broadcast to the scores."""
+    if not isinstance(part, Tensor):
+        if not callable(part):
+            raise TypeError(f"mask must be callable or a tensor, got {type(part).__name__}")
+        if not math.prod(shape):
+            return
+        one = slice(0, 1)
+        part = block_of(part, one, one, len(shape), query.device)
+        if not isinstance(part, Tensor):
+            raise TypeError(f"a mask must return a tensor, got {type(part).__name__}")
+        shape = torch.Size([*shape[:-2], 1, 1])
+    if part.dtype not in (torch.bool, query.dtype):
+        raise TypeError(
+            f"mask must be boolean (True = may look) or a bias of dtype {query.dtype}, got dtype {part.dtype}"
+        )
+    if part.device != query.device:
+        raise ValueError(f"mask must be on the query's device, {query.device}, got {part.device}")
+    try:
+        fits = torch.broadcast_shapes(part.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")

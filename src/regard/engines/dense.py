@@ -1,0 +1,59 @@
+"""The definition: score, weigh, average, with the whole matrix in memory."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.engines import dropout
+from regard.engines.job import Job, masked, scores_of, whole_mask
+from regard.parts import Attended
+from regard.weighing import blind
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Any score, mask and weighing, in memory q × k. Differentiable as often as its parts are."""
+
+    name = "dense"
+
+    def refuses(self, job: Job) -> str | None:
+        return None
+
+    def attend(self, job: Job) -> Tensor:
+        weight = weights(job)
+        if job.dropout:
+            weight = torch.where(whole_dropout(job), weight * dropout.keep_scale(job.dropout), 0.0)
+        return weight @ job.value
+
+    def attend_parts(self, job: Job) -> Attended:
+        scores = logits(job)
+        empty = blind(scores)
+        scores = scores.masked_fill(empty, 0.0)
+        log_weight = torch.logsumexp(scores, dim=-1, keepdim=True) if job.keys else scores.sum(dim=-1, keepdim=True)
+        weight = (scores - log_weight).exp().masked_fill(empty, 0.0)
+        return Attended(weight @ job.value, log_weight.masked_fill(empty, -math.inf).squeeze(-1))
+
+
+def logits(job: Job) -> Tensor:
+    """Masked scores, `[..., q, k]`."""
+    scores = masked(scores_of(job.score, job.query, job.key), whole_mask(job))
+    return scores.expand(job.shape)
+
+
+def weights(job: Job) -> Tensor:
+    """The matrix itself, `[..., q, k]`."""
+    weight = job.weigh(logits(job))
+    if not isinstance(weight, Tensor) or weight.shape != job.shape:
+        got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"a weighing must return the shape of the scores, {list(job.shape)}, got {got}")
+    return weight
+
+
+def whole_dropout(job: Job) -> Tensor:
+    """Which weights are kept, `[..., q, k]`."""
+    device = job.query.device
+    lead = torch.arange(math.prod(job.leading), device=device).view(*job.leading, 1, 1)
+    first, second = dropout.row_keys(dropout.draw_seed(), lead, torch.arange(job.queries, device=device).unsqueeze(-1))
+    return dropout.kept(job.dropout, first, second, torch.arange(job.keys, device=device))

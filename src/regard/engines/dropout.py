@@ -1,0 +1,55 @@
+"""Dropout without a stored mask: whether a weight is kept is a hash of (seed, lead, query, key).
+
+Any block of the mask can be computed alone, in forward and again in backward, on any device, and all
+engines drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
+hash-prospector), with a second word of the row's key added in its middle. `kernels.py` has the same
+function for the fused CPU loops.
+"""
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator, so that `torch.manual_seed` decides what is dropped."""
+    return int(torch.randint(2**62, ()).item())
+
+
+def threshold(dropout: float) -> int:
+    """A weight is dropped when its hash is below this."""
+    return min(round(dropout * 2**32), WORD)
+
+
+def keep_scale(dropout: float) -> float:
+    """What a kept weight is multiplied by, so that the mean stays."""
+    return 0.0 if dropout == 1 else 1 / (1 - dropout)
+
+
+def row_keys(seed: int, lead: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Two 32-bit words that name a row of the mask, from the broadcast lead and query indices."""
+    low, high = seed & WORD, (seed >> 32) & WORD
+    return tuple(mix(mix(lead + word) + query) for word in (low, high ^ 0x9E3779B9))  # type: ignore[return-value]
+
+
+def kept(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:
+    """True where a weight is kept. Row keys `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
+    if dropout == 1:
+        return (first + key) < 0
+    return scramble(first + key, second) >= threshold(dropout)
+
+
+def scramble(word: Tensor, middle: Tensor | int = 0) -> Tensor:
+    """A 32-bit word whose high bits are well mixed, in int64 tensors (products wrap, low bits hold)."""
+    word = word & WORD
+    word = ((word ^ (word >> 16)) * FIRST) & WORD
+    word = word ^ middle
+    return ((word ^ (word >> 15)) * SECOND) & WORD
+
+
+def mix(word: Tensor) -> Tensor:
+    """The same with its low bits mixed too, fit to be hashed again."""
+    word = scramble(word)
+    return word ^ (word >> 16)

@@ -1,0 +1,107 @@
+"""Scores that are inner products, on torch's `scaled_dot_product_attention`: every device's best kernel.
+
+What has to be true for torch to take its fused kernel, and not fall back to the whole matrix, is seen
+to here: four dimensions, one size for query, key and value (a multiple of 8), no dropout on the CPU.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.engines.job import Job, whole_mask
+from regard.engines.stream import Stream
+from regard.masks import as_bias, block_of, causal, parts_of
+from regard.scores import InnerProduct
+from regard.weighing import softmax
+
+MASK_LIMIT = 2**24
+"""Largest mask, in elements, that is built for torch's kernel; larger ones are streamed."""
+
+
+@dataclass(frozen=True)
+class Flash:
+    """Inner products under softmax. Memory q + k, and what the mask takes."""
+
+    name = "flash"
+
+    def refuses(self, job: Job) -> str | None:
+        if not isinstance(job.score, InnerProduct):
+            return f"flash needs a score that is an inner product (has as_dot), got {job.score!r}"
+        if job.weigh is not softmax:
+            return f"flash weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
+        if job.dropout and job.query.device.type == "cpu":
+            return f"flash has no dropout on the CPU, got dropout={job.dropout}"
+        return None
+
+    def attend(self, job: Job) -> Tensor:
+        assert isinstance(job.score, InnerProduct)
+        if not trusted(job):
+            return Stream().attend(job)
+        query, key, scale = job.score.as_dot(job.query, job.key)
+        value = job.value.to(query.dtype)
+        size = -(-max(query.shape[-1], value.shape[-1], 1) // 8) * 8
+        query, key, value = (folded(x, job.leading, size) for x in (query, key, value))
+        is_causal = job.mask is causal
+        mask = None if is_causal else whole_bias(job, query.dtype)
+        mean = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=job.dropout, scale=scale
+        )
+        mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
+        return mean.to(job.value.dtype)
+
+
+def folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
+    """`[batch, heads, length, size]` with zeros behind: the shape the fused kernel takes."""
+    if x.shape[-1] != size:
+        x = functional.pad(x, (0, size - x.shape[-1]))
+    if x.ndim == 4 and x.shape[:2] == leading:
+        return x
+    x = x.expand(*leading, *x.shape[-2:])
+    return x.reshape(math.prod(leading[:-1]), leading[-1] if leading else 1, *x.shape[-2:])
+
+
+def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
+    """The mask as torch takes it, `[batch, heads, q, k]` broadcast over what it does not depend on."""
+    parts = whole_mask(job)
+    if not parts:
+        return None
+    if all(part.dtype == torch.bool for part in parts):
+        mask = parts[0]
+        for part in parts[1:]:
+            mask = mask & part
+    else:
+        mask = sum((as_bias(part).to(dtype) for part in parts[1:]), as_bias(parts[0]).to(dtype))
+    mask = mask.expand(torch.broadcast_shapes(mask.shape, (job.queries, job.keys)))
+    if mask.ndim > 2:
+        mask = mask.view(*[1] * (len(job.shape) - mask.ndim), *mask.shape)
+        if len(job.leading) != 2:
+            mask = mask.expand(job.shape)
+            mask = mask.reshape(math.prod(job.leading[:-1]), job.leading[-1], job.queries, job.keys)
+    return mask
+
+
+def mask_elements(job: Job) -> int:
+    """How many elements the mask has when it is built, from a look at one row and one column of it."""
+    if job.mask is None or job.mask is causal or not job.pairs:
+        return 0
+    one = slice(0, 1)
+    shapes = [block_of(part, one, one, len(job.shape), job.query.device).shape[:-2] for part in parts_of(job.mask)]
+    return math.prod(torch.broadcast_shapes(*shapes)) * rows_needed(job) * job.keys
+
+
+def rows_needed(job: Job) -> int:
+    """1 where no part of the mask depends on the query, as `padding` does not, else q."""
+    two, one = slice(0, min(2, job.queries)), slice(0, 1)
+    blocks = (block_of(part, two, one, len(job.shape), job.query.device) for part in parts_of(job.mask))
+    return job.queries if any(block.shape[-2] > 1 for block in blocks) else 1
+
+
+def trusted(job: Job) -> bool:
+    """False where torch's CPU kernel would give zeros for NaN (pytorch#141128): `stream` takes those.
+
+    A sum is enough to know, and cheap beside the attention; one that overflows does no harm.
+    """
+    return job.query.device.type != "cpu" or bool((job.query.detach().sum() + job.key.detach().sum()).isfinite())

@@ -1,0 +1,337 @@
+"""The `stream` engine's fused path on the CPU: inner products and squared distances, spread over threads.
+
+One task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where
+torch's matrix product and the Numba loops of `kernels.py` take turns on them:
+
+    forward     scores = q kᵀ;  soften;  sums = sums · fade + weights v
+    backward    scores = q kᵀ;  slopes = mean' vᵀ;  soften_backward;
+                v' += weightsᵀ mean';  q' += slopes k;  k' += slopesᵀ q
+
+Results are the same to the bit from run to run: tasks write to places of their own, and where several
+share a key's gradient they are summed in a fixed order.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.engines import dropout, kernels
+from regard.engines.job import Job, spans
+from regard.masks import Mask, block_of, parts_of
+from regard.parts import Attended
+from regard.scores import InnerProduct, SquaredDistance
+
+BLOCK = (512, 512)
+"""Queries and keys a block: 1 MiB of float32 scores, and as much of slopes, in a core's L2 cache."""
+
+
+Portion = tuple[int, tuple[int, ...], slice]
+"""Some queries of one head: its number, its place in the leading dimensions, and the rows."""
+
+
+class Pairing(Protocol):
+    """How a block of scores is computed from vectors, and its slopes are taken back to them."""
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None: ...
+
+    def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Products:
+    """scale · query · key"""
+
+    scale: float
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
+        torch.mm(query, key.T, out=out)
+        if self.scale != 1:
+            out.mul_(self.scale)
+
+    def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
+        query_slope.addmm_(slope, key, alpha=self.scale)
+        key_slope.addmm_(slope.T, query, alpha=self.scale)
+
+
+class Distances:
+    """-½‖query - key‖², from differences"""
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
+        kernels.distances(query.numpy(), key.T.contiguous().numpy(), out.numpy())
+
+    def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
+        query_slope.addmm_(slope, key).addcmul_(slope.sum(dim=1, keepdim=True), query, value=-1)
+        key_slope.addmm_(slope.T, query).addcmul_(slope.sum(dim=0).unsqueeze(1), key, value=-1)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What does not change from block to block."""
+
+    pairing: Pairing
+    mask: Mask | None
+    shape: torch.Size  # of the scores, [..., q, k]
+    dropout: float
+    seed: int
+    block: tuple[int, int]
+
+    def portions(self, size: int) -> list[Portion]:
+        """The queries of each head, so many at a time."""
+        heads = enumerate(np.ndindex(*self.shape[:-2]))
+        return [(number, lead, rows) for number, lead in heads for rows in spans(self.shape[-2], size)]
+
+    def masking(self, lead: Sequence[int], rows: slice, columns: slice) -> list[Tensor] | None:
+        """The parts of the mask that matter in a block, [rows, columns] each; None when it is all hidden."""
+        relevant = []
+        for part in parts_of(self.mask):
+            block = block_of(part, rows, columns, len(self.shape), torch.device("cpu"))
+            for size, index in zip(block.shape[:-2], lead[len(lead) - (block.ndim - 2) :], strict=True):
+                block = block[index if size > 1 else 0]
+            if block.dtype != torch.bool:
+                relevant.append(block)
+            elif not block.any():
+                return None
+            elif not block.all():
+                relevant.append(~block)
+        return relevant
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor, masking: Sequence[Tensor]) -> None:
+        self.pairing.scores(query, key, out)
+        for part in masking:
+            if part.dtype == torch.bool:
+                out.masked_fill_(part, -math.inf)
+            else:
+                out.add_(part)
+
+    def dropping(self, number: int, rows: slice) -> tuple[Any, Any]:
+        """The dropout keys of some rows of the head of that number."""
+        if not self.dropout:
+            return EMPTY, EMPTY
+        first, second = dropout.row_keys(self.seed, torch.tensor(number), torch.arange(rows.start, rows.stop))
+        return first.numpy().astype(np.uint32), second.numpy().astype(np.uint32)
+
+
+EMPTY = np.empty(0, np.uint32)
+
+
+def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor, Tensor]:
+    """The fold, and the vectors it pairs. Bandwidths and projections learn through autograd, outside it."""
+    pairing: Pairing
+    if isinstance(job.score, SquaredDistance):
+        query, key = job.score.as_distance(job.query, job.key)
+        pairing = Distances()
+    else:
+        assert isinstance(job.score, InnerProduct)
+        query, key, scale = job.score.as_dot(job.query, job.key)
+        pairing = Products(scale)
+    query, key = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key))
+    return Fold(pairing, job.mask, job.shape, job.dropout, seed, block), query, key
+
+
+def attend_parts(job: Job, seed: int, block: tuple[int, int]) -> Attended:
+    """Mean `[..., q, v]` and log weight `[..., q]`."""
+    fold, query, key = prepared(job, seed, block)
+    value = job.value.expand(*job.leading, *job.value.shape[-2:])
+    return Attended(*Fused.apply(fold, query, key, value))  # type: ignore[no-untyped-call]
+
+
+class Fused(torch.autograd.Function):
+    """(mean, log_weight) of query, key and value, with leading dimensions already broadcast."""
+
+    @staticmethod
+    def forward(ctx: Any, fold: Fold, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        mean = query.new_empty(*fold.shape[:-1], value.shape[-1])
+        log_weight = query.new_empty(fold.shape[:-1])
+
+        def task(item: Portion) -> None:
+            number, lead, rows = item
+            forward_rows(fold, number, lead, rows, *(x[lead] for x in (query, key, value, mean, log_weight)))
+
+        spread(task, fold.portions(fold.block[0]))
+        ctx.fold = fold
+        ctx.save_for_backward(query, key, value, mean, log_weight)
+        return mean, log_weight
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
+        fold: Fold = ctx.fold
+        query, key, value, mean, log_weight = ctx.saved_tensors
+        query_slope, key_slope, value_slope = (
+            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
+        )
+        offset = (mean_slope * mean).sum(dim=-1) - weight_slope
+        # Where heads are fewer than threads, a head's queries are shared out; each share has key and
+        # value gradients of its own, added up below in the order of the shares.
+        heads = math.prod(fold.shape[:-2])
+        shares = 1 if heads >= torch.get_num_threads() else torch.get_num_threads()
+        size = max(1, -(-fold.shape[-2] // shares))
+
+        def task(item: Portion) -> tuple[tuple[int, ...], Tensor, Tensor]:
+            number, lead, rows = item
+            first = rows.start == 0
+            slopes = (
+                query_slope[lead],
+                key_slope[lead] if first else torch.zeros_like(key_slope[lead]),
+                value_slope[lead] if first else torch.zeros_like(value_slope[lead]),
+            )
+            tensors = [x[lead] for x in (query, key, value, log_weight, offset, mean_slope)]
+            for part in spans(rows.stop - rows.start, fold.block[0]):
+                some = slice(rows.start + part.start, rows.start + part.stop)
+                backward_rows(fold, number, lead, some, *tensors, *slopes)
+            return lead, slopes[1], slopes[2]
+
+        for lead, key_share, value_share in spread(task, fold.portions(size)):
+            if key_share.data_ptr() != key_slope[lead].data_ptr():
+                key_slope[lead] += key_share
+                value_slope[lead] += value_share
+        return None, query_slope, key_slope, value_slope
+
+
+def forward_rows(
+    fold: Fold,
+    number: int,
+    lead: tuple[int, ...],
+    rows: slice,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mean: Tensor,
+    log_weight: Tensor,
+) -> None:
+    """Some queries of one head: everything here is two-dimensional."""
+    query = query[rows].contiguous()
+    count = len(query)
+    highest, total, fade = query.new_full([count], -math.inf), query.new_zeros(count), query.new_empty(count)
+    summed = query.new_zeros(count, value.shape[-1])
+    room = query.new_empty(count * min(fold.block[1], len(key)))
+    first, second = fold.dropping(number, rows)
+    drop, scale = constants(fold, query.dtype)
+    for columns in spans(len(key), fold.block[1]):
+        masking = fold.masking(lead, rows, columns)
+        if masking is None:
+            continue
+        weight = room[: count * (columns.stop - columns.start)].view(count, -1)
+        fold.scores(query, key[columns], weight, masking)
+        kernels.soften(
+            weight.numpy(), highest.numpy(), total.numpy(), fade.numpy(), first, second, columns.start, drop, scale
+        )
+        summed.mul_(fade.unsqueeze(1)).addmm_(weight, value[columns])
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    mean[rows] = summed / total.unsqueeze(1)
+    log_weight[rows] = highest + total.log()
+
+
+def backward_rows(
+    fold: Fold,
+    number: int,
+    lead: tuple[int, ...],
+    rows: slice,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_weight: Tensor,
+    offset: Tensor,
+    mean_slope: Tensor,
+    query_slope: Tensor,
+    key_slope: Tensor,
+    value_slope: Tensor,
+) -> None:
+    """Add what some queries of one head give to the slopes of queries, keys and values."""
+    query, mean_slope = query[rows].contiguous(), mean_slope[rows].contiguous()
+    normaliser, off = log_weight[rows].numpy(), offset[rows].numpy()
+    count = len(query)
+    room, more_room = (query.new_empty(count * min(fold.block[1], len(key))) for _ in range(2))
+    first, second = fold.dropping(number, rows)
+    drop, scale = constants(fold, query.dtype)
+    for columns in spans(len(key), fold.block[1]):
+        masking = fold.masking(lead, rows, columns)
+        if masking is None:
+            continue
+        size = count * (columns.stop - columns.start)
+        weight, slope = room[:size].view(count, -1), more_room[:size].view(count, -1)
+        fold.scores(query, key[columns], weight, masking)
+        torch.mm(mean_slope, value[columns].T, out=slope)
+        kernels.soften_backward(
+            weight.numpy(), slope.numpy(), normaliser, off, first, second, columns.start, drop, scale
+        )
+        value_slope[columns].addmm_(weight.T, mean_slope)
+        fold.pairing.pull(slope, query, key[columns], query_slope[rows], key_slope[columns])
+
+
+def constants(fold: Fold, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Dropout's threshold and scale, typed as the kernels take them."""
+    number = np.float32 if dtype == torch.float32 else np.float64
+    return np.uint32(dropout.threshold(fold.dropout)), number(dropout.keep_scale(fold.dropout))
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:
+    """The task on each item, over as many threads as torch has; results in the order of the items.
+
+    Each thread keeps torch's own parallelism off, so that a block stays in its core's cache. Threads are
+    made for the call: a pool that outlives it would not survive a fork, as a data loader's.
+    """
+    threads = min(torch.get_num_threads(), len(work))
+    if threads < 2:
+        return [quiet(task, item) for item in work]
+
+    def alone(item: Item) -> Result:
+        torch.set_num_threads(1)  # of this thread; also of threads yet to start, hence the line below
+        return quiet(task, item)
+
+    allowed = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(alone, work))
+    finally:
+        torch.set_num_threads(allowed)
+
+
+def quiet(task: Callable[[Item], Result], item: Item) -> Result:
+    with torch.no_grad():  # a thread starts with gradients on
+        return task(item)
+
+
+def top_scores(job: Job, top: int, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The `top` largest scores of each query, their keys, and the log weight of all keys."""
+    fold, query, key = prepared(job, 0, block)
+    best = query.new_full([*fold.shape[:-1], top], -math.inf)
+    index = torch.full_like(best, -1, dtype=torch.long)
+    log_weight = query.new_empty(fold.shape[:-1])
+
+    def task(item: Portion) -> None:
+        _, lead, rows = item
+        some, head = query[lead][rows].contiguous(), key[lead]
+        count = len(some)
+        highest, total = some.new_full([count], -math.inf), some.new_zeros(count)
+        room = some.new_empty(count * min(block[1], len(head)))
+        for columns in spans(len(head), block[1]):
+            masking = fold.masking(lead, rows, columns)
+            if masking is None:
+                continue
+            scores = room[: count * (columns.stop - columns.start)].view(count, -1)
+            fold.scores(some, head[columns], scores, masking)
+            kernels.keep_best(
+                scores.numpy(),
+                best[lead][rows].numpy(),
+                index[lead][rows].numpy(),
+                highest.numpy(),
+                total.numpy(),
+                columns.start,
+            )
+        log_weight[lead][rows] = highest + total.masked_fill(total == 0, 1.0).log()
+
+    spread(task, fold.portions(block[0]))
+    return best, index, log_weight

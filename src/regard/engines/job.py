@@ -1,0 +1,84 @@
+"""What an engine is asked to do: tensors that fit together, and the three parts of the law."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.masks import Mask, block_of, parts_of
+from regard.scores import Score
+from regard.weighing import Weighing
+
+
+@dataclass(frozen=True)
+class Job:
+    """Checked input of an engine: shapes, dtypes and devices fit. `attend.py` makes it."""
+
+    query: Tensor  # [..., q, d]
+    key: Tensor  # [..., k, e]
+    value: Tensor  # [..., k, v]
+    score: Score
+    mask: Mask | None
+    weigh: Weighing
+    dropout: float = 0.0
+
+    @property
+    def leading(self) -> torch.Size:
+        """The broadcast leading dimensions."""
+        shapes = (x.shape[:-2] for x in (self.query, self.key, self.value))
+        return torch.broadcast_shapes(*shapes)
+
+    @property
+    def queries(self) -> int:
+        return self.query.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        return self.key.shape[-2]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the scores, `[..., q, k]`, which is never built by all but the dense engine."""
+        return torch.Size([*self.leading, self.queries, self.keys])
+
+    @property
+    def pairs(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def width(self) -> int:
+        """How many numbers the score holds for each pair while it computes."""
+        return int(getattr(self.score, "width", max(1, self.query.shape[-1])))
+
+
+def scores_of(score: Score, query: Tensor, key: Tensor) -> Tensor:
+    """The score, checked: a function of the user's may return anything."""
+    scores = score(query, key)
+    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    expected = torch.Size([*leading, query.shape[-2], key.shape[-2]])
+    if not isinstance(scores, Tensor) or scores.shape != expected:
+        got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"a score must return [..., q, k], here {list(expected)}, got {got}")
+    if scores.dtype != query.dtype:
+        raise TypeError(f"a score must return the dtype of the query, {query.dtype}, got {scores.dtype}")
+    return scores
+
+
+def masked(scores: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Scores with -inf where a boolean part forbids, plus the parts that are biases."""
+    for part in parts:
+        scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part
+    return scores
+
+
+def whole_mask(job: Job) -> list[Tensor]:
+    """Each part of the mask, evaluated for all pairs, at its own broadcast shape."""
+    rows, columns = slice(0, job.queries), slice(0, job.keys)
+    return [block_of(part, rows, columns, len(job.shape), job.query.device) for part in parts_of(job.mask)]
+
+
+def spans(length: int, size: int) -> Iterator[slice]:
+    """A length cut into pieces of at most that size."""
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -1,0 +1,231 @@
+"""The fused CPU loops of the `stream` engine, in Numba: one pass over a block of scores.
+
+Each works in place on a block `[rows, keys]`, releases the GIL, and is compiled once for float32 and
+once for float64 and kept on disk. What the compiler needs, and why it is written so:
+
+* `exponential` is our own, since `np.exp` stays a scalar call. It is compiled without `reassoc`, which
+  would fold the two-word ln 2 of its range reduction into one and lose the digits it is there for.
+* The row maximum is taken over integers of the same order as the floats: LLVM vectorises that, and a
+  NaN comes out on top instead of being skipped.
+* 32-bit integer arithmetic is written with casts, because Numba widens it to 64 bits.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from regard.engines.dropout import FIRST, SECOND
+
+SUM = {"contract", "nsz", "reassoc"}  # a sum may be taken in any order; NaN and inf keep their meaning
+EXACT = {"contract"}
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def as_float(context: Any, bits: Any) -> Any:
+    """The float whose bits these are."""
+    floats = {types.int32: (types.float32, ir.FloatType()), types.int64: (types.float64, ir.DoubleType())}
+    numba_type, llvm_type = floats[bits]
+    return numba_type(bits), lambda _, builder, __, args: builder.bitcast(args[0], llvm_type)
+
+
+def exponential(x: Any) -> Any:
+    """e^x for x ≤ 0: e^x = 2^n e^r with |r| ≤ ln 2 / 2, and Taylor's series for e^r.
+
+    Below the normal range it is 0, which also spares the products that follow denormal numbers.
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@overload(exponential, jit_options={"fastmath": EXACT})
+def _exponential(x: Any) -> Any:
+    if x == types.float32:
+        log2e, high, low = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
+        least = np.float32(-87.3)
+        c2, c3, c4, c5, c6, c7 = (np.float32(1 / f) for f in (2, 6, 24, 120, 720, 5040))
+        one, zero = np.float32(1), np.float32(0)
+
+        def exponential32(x: Any) -> Any:
+            y = least if x < least else x
+            n = np.rint(y * log2e)
+            r = (y - n * high) - n * low
+            p = (((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r * r + r + one
+            p = p * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+            return zero if x < least else p
+
+        return exponential32
+
+    d = tuple(1 / float(f) for f in (2, 6, 24, 120, 720, 5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800))
+    d2, d3, d4, d5, d6, d7, d8, d9, d10, d11, d12, d13 = d
+
+    def exponential64(x: Any) -> Any:
+        y = -708.0 if x < -708.0 else x
+        n = np.rint(y * 1.4426950408889634)
+        r = (y - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10
+        p = (((((d13 * r + d12) * r + d11) * r + d10) * r + d9) * r + d8) * r + d7
+        p = (((((p * r + d6) * r + d5) * r + d4) * r + d3) * r + d2) * r * r + r + 1.0
+        p = p * as_float((np.int64(n) + 1023) << 52)
+        return 0.0 if x < -708.0 else p
+
+    return exponential64
+
+
+def peak(row: Any) -> Any:
+    """The largest number of a row. NaN when there is one, except a negative one among others."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(peak)
+def _peak(row: Any) -> Any:
+    integer, sign = (np.int32, 31) if row.dtype == types.float32 else (np.int64, 63)
+    rest, least = np.iinfo(integer).max, np.iinfo(integer).min
+
+    def ordered_peak(row: Any) -> Any:
+        bits = row.view(integer)
+        best = integer(least)
+        for j in range(bits.shape[0]):
+            word = bits[j]
+            # Negative floats are ordered backwards as integers: flip all but the sign.
+            best = max(best, word ^ ((word >> integer(sign)) & integer(rest)))
+        return as_float(integer(best ^ ((best >> integer(sign)) & integer(rest))))
+
+    return ordered_peak
+
+
+@njit  # type: ignore[untyped-decorator]
+def rise(before: Any, row: Any) -> Any:
+    """The larger of `before` and the row's peak; NaN rather than -inf where all that is seen is NaN."""
+    best = peak(row)
+    if before > best:
+        best = before
+    if best == -np.inf:
+        for j in range(row.shape[0]):
+            if np.isnan(row[j]):
+                best = row[j]
+    return best
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def hashed(first: Any, second: Any, key: Any) -> Any:
+    """The hash of `dropout.kept`, on unsigned 32-bit words."""
+    word = np.uint32(first + np.uint32(key))
+    word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(FIRST))
+    word = np.uint32(word ^ second)
+    return np.uint32(np.uint32(word ^ (word >> np.uint32(15))) * np.uint32(SECOND))
+
+
+@njit(nogil=True, cache=True, fastmath=EXACT)  # type: ignore[untyped-decorator]
+def distances(query: Any, key: Any, block: Any) -> None:
+    """block[i, j] = -½‖query_i - key_j‖², with `key` given as [features, keys]."""
+    half = query.dtype.type(-0.5)
+    for i in range(query.shape[0]):
+        row = block[i]
+        row[:] = 0
+        for feature in range(query.shape[1]):
+            coordinate, others = query[i, feature], key[feature]
+            for j in range(row.shape[0]):
+                apart = coordinate - others[j]
+                row[j] += apart * apart
+        for j in range(row.shape[0]):
+            row[j] *= half
+
+
+@njit(nogil=True, cache=True, fastmath=SUM)  # type: ignore[untyped-decorator]
+def soften(
+    block: Any, highest: Any, total: Any, fade: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
+) -> None:
+    """Scores become exp(score - highest), dropped and scaled; the running sums are brought up to date.
+
+    highest, total [rows]   the largest score so far, and the sum of exp(score - highest), kept or not
+    fade [rows]             out: what the sums so far were multiplied by, as `highest` rose
+    first, second [rows]    the rows' dropout keys; start: the index of the block's first key
+    drop, scale             the dropout threshold (0: none) and what kept weights are multiplied by
+    """
+    nothing = block.dtype.type(0)
+    for i in range(block.shape[0]):
+        row = block[i]
+        before = highest[i]
+        shift = rise(before, row)
+        highest[i] = shift
+        if shift == -np.inf:  # nothing to be seen so far
+            row[:] = 0
+            fade[i] = 1
+            continue
+        fade[i] = exponential(before - shift)
+        summed = nothing
+        if drop == 0:
+            for j in range(row.shape[0]):
+                weight = exponential(row[j] - shift)
+                summed += weight
+                row[j] = weight
+        else:
+            one, two = np.uint32(first[i] + np.uint32(start)), second[i]
+            for j in range(row.shape[0]):
+                weight = exponential(row[j] - shift)
+                summed += weight
+                row[j] = nothing if hashed(one, two, j) < drop else weight * scale
+        total[i] = total[i] * fade[i] + summed
+
+
+@njit(nogil=True, cache=True, fastmath=SUM)  # type: ignore[untyped-decorator]
+def soften_backward(
+    block: Any, slope: Any, log_weight: Any, offset: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
+) -> None:
+    """Scores become the weights that met the values; slopes by weight become slopes by score.
+
+    slope [rows, keys]      in: mean' · value, out: d loss / d score
+    log_weight [rows]       log Σ exp(score) of the forward pass
+    offset [rows]           mean' · mean - log_weight': what softmax takes off every slope of the row
+    """
+    nothing = block.dtype.type(0)
+    for i in range(block.shape[0]):
+        row, slopes, normaliser, off = block[i], slope[i], log_weight[i], offset[i]
+        if normaliser == -np.inf:
+            row[:] = 0
+            slopes[:] = 0
+        elif drop == 0:
+            for j in range(row.shape[0]):
+                weight = exponential(row[j] - normaliser)
+                row[j] = weight
+                slopes[j] = weight * (slopes[j] - off)
+        else:
+            one, two = np.uint32(first[i] + np.uint32(start)), second[i]
+            for j in range(row.shape[0]):
+                weight = exponential(row[j] - normaliser)
+                keep = nothing if hashed(one, two, j) < drop else scale
+                row[j] = weight * keep
+                slopes[j] = weight * (slopes[j] * keep - off)
+
+
+@njit(nogil=True, cache=True, fastmath=SUM)  # type: ignore[untyped-decorator]
+def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start: Any) -> None:
+    """Bring each row's best scores, their keys, and the running sums up to date with a block.
+
+    best, index [rows, top]   the largest scores so far, falling, and their keys; -inf and -1 where none
+    """
+    top = best.shape[1]
+    for i in range(block.shape[0]):
+        row, scores, keys = block[i], best[i], index[i]
+        for begin in range(0, row.shape[0], 64):
+            part = row[begin : begin + 64]
+            if not peak(part) > scores[top - 1]:
+                continue
+            for j in range(part.shape[0]):
+                score = part[j]
+                if not score > scores[top - 1]:
+                    continue
+                place = top - 1
+                while place > 0 and score > scores[place - 1]:
+                    scores[place], keys[place] = scores[place - 1], keys[place - 1]
+                    place -= 1
+                scores[place], keys[place] = score, start + begin + j
+        before = highest[i]
+        shift = rise(before, row)
+        highest[i] = shift
+        if shift != -np.inf:
+            summed = block.dtype.type(0)
+            for j in range(row.shape[0]):
+                summed += exponential(row[j] - shift)
+            total[i] = total[i] * exponential(before - shift) + summed

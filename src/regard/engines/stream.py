@@ -1,0 +1,254 @@
+"""Attention by blocks: memory that grows with q + k, for any score, forward and backward.
+
+Forward is the fold of `merge` over blocks of keys, written as the running sums of an online softmax:
+the highest score so far, the sum of exp(score - highest), and the values weighted so. Backward keeps
+only the mean and the log weight of each query, and computes each block of scores again:
+
+    weight = exp(score - log_weight)
+    score' = weight · (mean' · value - mean' · mean + log_weight')       [q, k] a block at a time
+
+Dropout and masks are computed again too, from indices (`dropout.py`, `masks.py`); neither is stored.
+
+Two paths share this. Scores that are inner products or squared distances run on the CPU as fused loops
+over single heads, spread over threads (`fused.py`). Any other score, and any other device, runs here:
+the score is called on blocks of queries and keys under autograd, which also gives the gradients of the
+score's own parameters, wherever they are: a module's, a closure's, a bias's.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.engines import dropout
+from regard.engines.job import Job, masked, scores_of, spans
+from regard.masks import Mask, block_of, parts_of
+from regard.parts import Attended
+from regard.scores import InnerProduct, SquaredDistance
+from regard.weighing import softmax
+
+CACHE = 2**19
+"""Numbers held at once in a block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Any score under softmax, in memory q + k.
+
+    block   how many queries and keys are taken at a time, one number for both or two; sized to the
+            cache where it is not given
+    """
+
+    block: int | tuple[int, int] | None = None
+    name = "stream"
+
+    def __post_init__(self) -> None:
+        sizes = (self.block,) if isinstance(self.block, int) else self.block
+        if sizes is not None and min(sizes) < 1:
+            raise ValueError(f"block must be positive, got {self.block}")
+
+    def refuses(self, job: Job) -> str | None:
+        if job.weigh is not softmax:
+            return f"stream weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
+        return None
+
+    def attend(self, job: Job) -> Tensor:
+        return self.attend_parts(job).mean
+
+    def attend_parts(self, job: Job) -> Attended:
+        """Means and log weights; with dropout, only the means are of the dropped weights."""
+        seed = dropout.draw_seed() if job.dropout else 0
+        if fusible(job):
+            from regard.engines import fused  # imports numba
+
+            return fused.attend_parts(job, seed, self.sizes(fused.BLOCK))
+        side = max(1, math.isqrt(CACHE // max(1, job.width * math.prod(job.leading))))
+        return attend_blocks(job, seed, self.sizes((side, side)))
+
+    def sizes(self, default: tuple[int, int]) -> tuple[int, int]:
+        return (self.block, self.block) if isinstance(self.block, int) else self.block or default
+
+
+def fusible(job: Job) -> bool:
+    """Whether the fused loops can do it: they need a known score, and a mask without a gradient."""
+    known = isinstance(job.score, InnerProduct | SquaredDistance)
+    usual = job.query.device.type == "cpu" and job.query.dtype in (torch.float32, torch.float64)
+    return known and usual and not mask_gradient(job)
+
+
+def mask_gradient(job: Job) -> bool:
+    """Whether a part of the mask is a bias that learns; a callable is asked for one pair."""
+    if not torch.is_grad_enabled() or not job.pairs:
+        return False
+    one = slice(0, 1)
+    rank, device = len(job.shape), job.query.device
+    return any(
+        part.requires_grad if isinstance(part, Tensor) else block_of(part, one, one, rank, device).requires_grad
+        for part in parts_of(job.mask)
+    )
+
+
+def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
+    """The path for any score: blocks of all leading dimensions at once."""
+    fold = Fold(job.score, job.mask, job.shape, job.dropout, seed, block)
+    biases = [part for part in parts_of(job.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
+    leaves = learned(fold, job)
+    tensors = (*(x.expand(*job.leading, *x.shape[-2:]) for x in (job.query, job.key, job.value)), *biases, *leaves)
+    return Attended(*Blocks.apply(fold, len(biases), *tensors))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What does not change from block to block."""
+
+    score: Callable[[Tensor, Tensor], Tensor]
+    mask: Mask | None
+    shape: torch.Size  # of the scores, [..., q, k]
+    dropout: float
+    seed: int
+    block: tuple[int, int]
+
+    def rows(self) -> Iterator[slice]:
+        return spans(self.shape[-2], self.block[0])
+
+    def columns(self) -> Iterator[slice]:
+        return spans(self.shape[-1], self.block[1])
+
+    def logits(self, query: Tensor, key: Tensor, biases: Sequence[Tensor], rows: slice, columns: slice) -> Tensor:
+        """Masked scores of a block; `biases` are that block of the mask's parts that are bias tensors."""
+        given = iter(biases)
+        parts = [
+            next(given)
+            if isinstance(part, Tensor) and part.dtype != torch.bool
+            else block_of(part, rows, columns, len(self.shape), query.device)
+            for part in parts_of(self.mask)
+        ]
+        return masked(scores_of(self.score, query, key), parts)
+
+    def bias_blocks(self, biases: Sequence[Tensor], rows: slice, columns: slice) -> list[Tensor]:
+        return [block_of(bias, rows, columns, len(self.shape), bias.device) for bias in biases]
+
+    def keep(self, rows: slice, columns: slice, device: torch.device) -> Tensor:
+        """What weights are multiplied by: 0 where dropped, else a little more than 1."""
+        leading = self.shape[:-2]
+        lead = torch.arange(math.prod(leading), device=device).view(*leading, 1, 1)
+        query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)
+        first, second = dropout.row_keys(self.seed, lead, query)
+        key = torch.arange(columns.start, columns.stop, device=device)
+        return dropout.kept(self.dropout, first, second, key) * dropout.keep_scale(self.dropout)
+
+
+class Blocks(torch.autograd.Function):
+    """(mean, log_weight) of query, key and value, with gradients for the biases and leaves given too."""
+
+    @staticmethod
+    def forward(ctx: Any, fold: Fold, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value, *rest = tensors
+        biases = rest[:bias_count]
+        mean = query.new_zeros(*fold.shape[:-1], value.shape[-1])
+        log_weight = query.new_full(fold.shape[:-1], -math.inf)
+        for rows in fold.rows():
+            some = query[..., rows, :]
+            highest = log_weight[..., rows].clone()
+            total = torch.zeros_like(highest)
+            summed = torch.zeros_like(mean[..., rows, :])
+            for columns in fold.columns():
+                blocks = fold.bias_blocks(biases, rows, columns)
+                scores = fold.logits(some, key[..., columns, :], blocks, rows, columns).expand(
+                    *fold.shape[:-2], rows.stop - rows.start, columns.stop - columns.start
+                )
+                risen = torch.maximum(highest, scores.amax(dim=-1))
+                shift = risen.masked_fill(risen == -math.inf, 0.0)
+                weight = (scores - shift.unsqueeze(-1)).exp()
+                fade = (highest - shift).exp()
+                highest = risen
+                total = total * fade + weight.sum(dim=-1)
+                if fold.dropout:
+                    weight = weight * fold.keep(rows, columns, query.device)
+                summed = summed * fade.unsqueeze(-1) + weight @ value[..., columns, :]
+            empty = total == 0
+            mean[..., rows, :] = summed / total.masked_fill(empty, 1.0).unsqueeze(-1)
+            log_weight[..., rows] = highest + total.masked_fill(empty, 1.0).log()
+        ctx.fold, ctx.bias_count = fold, bias_count
+        ctx.save_for_backward(*tensors, mean, log_weight)
+        return mean, log_weight
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
+        fold: Fold = ctx.fold
+        query, key, value, *rest, mean, log_weight = ctx.saved_tensors
+        biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
+        slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
+        query_slope, key_slope, value_slope, *rest_slopes = slopes
+        offset = (mean_slope * mean).sum(dim=-1) - weight_slope
+        normaliser = log_weight.masked_fill(log_weight == -math.inf, math.inf)  # exp(s - inf) = 0
+        for rows in fold.rows():
+            for columns in fold.columns():
+                bias_blocks = [x.detach() for x in fold.bias_blocks(biases, rows, columns)]
+                inputs = [
+                    x.detach().requires_grad_() for x in (query[..., rows, :], key[..., columns, :], *bias_blocks)
+                ]
+                with torch.enable_grad():
+                    scores = fold.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
+                weight = (scores.detach() - normaliser[..., rows, None]).exp()
+                slope = mean_slope[..., rows, :] @ value[..., columns, :].mT
+                kept = weight
+                if fold.dropout:
+                    keep = fold.keep(rows, columns, query.device)
+                    kept, slope = weight * keep, slope * keep
+                value_slope[..., columns, :] += kept.mT @ mean_slope[..., rows, :]
+                score_slope = (weight * (slope - offset[..., rows, None])).sum_to_size(scores.shape)
+                if not scores.requires_grad:
+                    continue
+                found = torch.autograd.grad(
+                    scores, [*inputs, *leaves], score_slope, retain_graph=True, allow_unused=True
+                )
+                targets = [
+                    query_slope[..., rows, :],
+                    key_slope[..., columns, :],
+                    *fold.bias_blocks(rest_slopes[: ctx.bias_count], rows, columns),
+                    *rest_slopes[ctx.bias_count :],
+                ]
+                for target, part in zip(targets, found, strict=True):
+                    if part is not None:
+                        target += part
+        wanted = ctx.needs_input_grad[2:]
+        return None, None, *(slope if need else None for slope, need in zip(slopes, wanted, strict=True))
+
+
+def learned(fold: Fold, job: Job) -> list[Tensor]:
+    """The leaves, other than the job's own tensors, that the scores depend on and that learn.
+
+    The score is asked for one pair, and the graph of its answer is walked. So a parameter is found
+    wherever it is: in a module, in a closure, in a mask.
+    """
+    if not torch.is_grad_enabled() or not job.pairs:
+        return []
+    one = slice(0, 1)
+    biases = [part for part in parts_of(fold.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
+    with torch.enable_grad():
+        probe = fold.logits(
+            job.query.detach()[..., one, :],
+            job.key.detach()[..., one, :],
+            [block.detach() for block in fold.bias_blocks(biases, one, one)],
+            one,
+            one,
+        )
+    found: dict[int, Tensor] = {}
+    seen, todo = set(), [probe.grad_fn]
+    if probe.grad_fn is None and probe.requires_grad:
+        return [probe]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        todo += [following for following, _ in node.next_functions]
+    return list(found.values())

@@ -1,0 +1,152 @@
+"""Masks: which keys a query may look at.
+
+A mask is a callable `(query_index, key_index) -> bool tensor`, **True = may look**: the polarity of
+torch's `scaled_dot_product_attention`, the opposite of `nn.MultiheadAttention`'s. The two index
+tensors broadcast against each other to `[..., q, k]`, so a mask is written as arithmetic on indices
+and is evaluated a block at a time, without a matrix:
+
+    def every_other(query_index, key_index):
+        return (query_index - key_index) % 2 == 0
+
+A boolean tensor that broadcasts to `[..., q, k]` is a mask too. What has floating point instead of
+booleans, tensor or callable, is an additive bias: it is added to the score (ALiBi, relative
+positions), and -inf forbids. `both` combines any two of these.
+
+Indices are absolute positions, counted from 0 in the tensors given to `attend`. A query that sits
+elsewhere, say behind a cache of n keys, is shifted: `lambda q, k: causal(q + n, k)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MaskFunction = Callable[[Tensor, Tensor], Tensor]
+Mask = MaskFunction | Tensor
+
+
+def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
+    """A query sees itself and what came before it.
+
+    With unequal lengths the mask is aligned to the **top left** corner, as torch's
+    `is_causal=True` is: query i stands at position i, key i too, whatever the lengths are.
+
+        3 queries, 5 keys        5 queries, 3 keys
+            k0 k1 k2 k3 k4           k0 k1 k2
+        q0   x  .  .  .  .       q0   x  .  .
+        q1   x  x  .  .  .       q1   x  x  .
+        q2   x  x  x  .  .       q2   x  x  x
+                                 q3   x  x  x
+                                 q4   x  x  x
+
+    A mask is a function of two positions and knows no lengths; that is why a block of it can be
+    evaluated alone. For the bottom right corner (the last query sees the last key, as when decoding
+    with cached keys) shift the queries: `lambda q, k: causal(q + keys - queries, k)`.
+
+    >>> import torch
+    >>> causal(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
+    [[1, 0, 0], [1, 1, 0]]
+    """
+    return key_index <= query_index
+
+
+def padding(lengths: Tensor) -> MaskFunction:
+    """Sequence b has `lengths[b]` real keys; what comes after is padding and is not seen.
+
+    The dimensions of `lengths` are the *first* leading dimensions of the scores: lengths `[batch]`
+    fit scores `[batch, q, k]` as well as `[batch, heads, q, k]`.
+
+    >>> import torch
+    >>> padding(torch.tensor([1, 3]))(torch.arange(1)[:, None], torch.arange(3)).int().tolist()
+    [[[1, 0, 0]], [[1, 1, 1]]]
+    """
+    if (
+        not isinstance(lengths, Tensor)
+        or lengths.is_floating_point()
+        or lengths.is_complex()
+        or lengths.dtype == torch.bool
+    ):
+        got = f"dtype {lengths.dtype}" if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise TypeError(f"padding needs lengths as an integer tensor, got {got}")
+    if bool((lengths < 0).any()):
+        raise ValueError(f"lengths must not be negative, got {int(lengths.min())}")
+
+    def within_length(query_index: Tensor, key_index: Tensor) -> Tensor:
+        trailing = max(2, key_index.ndim - lengths.ndim)
+        return key_index < lengths.reshape(*lengths.shape, *[1] * trailing)
+
+    return within_length
+
+
+def window(radius: int) -> MaskFunction:
+    """A query sees the keys at most `radius` positions away: Luong's local-m, sliding windows.
+
+    >>> import torch
+    >>> window(1)(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
+    [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    """
+    if radius < 0:
+        raise ValueError(f"radius must not be negative, got {radius}")
+
+    def near(query_index: Tensor, key_index: Tensor) -> Tensor:
+        return (query_index - key_index).abs() <= radius
+
+    return near
+
+
+@dataclass(frozen=True)
+class Both:
+    """What both masks allow; where one is a bias, its value. Itself a mask. See `both`."""
+
+    first: Mask
+    second: Mask
+
+    def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
+        first, second = (
+            part[..., query_index, key_index] if isinstance(part, Tensor) else part(query_index, key_index)
+            for part in (self.first, self.second)
+        )
+        if first.dtype == torch.bool and second.dtype == torch.bool:
+            return first & second
+        return as_bias(first) + as_bias(second)
+
+
+def both(first: Mask, second: Mask) -> Both:
+    """A query sees a key when both masks let it; biases add up.
+
+    >>> import torch
+    >>> both(causal, window(1))(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    return Both(first, second)
+
+
+def as_bias(allowed: Tensor) -> Tensor:
+    """Booleans as what is added to a score: 0 where it may look, -inf where not."""
+    if allowed.dtype != torch.bool:
+        return allowed
+    return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, -torch.inf)
+
+
+def parts_of(mask: Mask | None) -> tuple[Mask, ...]:
+    """The masks that `mask` is made of; each is evaluated at its own, smaller, shape."""
+    if mask is None:
+        return ()
+    if isinstance(mask, Both):
+        return parts_of(mask.first) + parts_of(mask.second)
+    return (mask,)
+
+
+def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.device) -> Tensor:
+    """The values of one part for some queries and keys, `[..., rows, columns]` or what broadcasts to it.
+
+    `rank` is the number of dimensions of the scores; index tensors have it, so that a mask over the
+    batch (`padding`) knows where its own dimensions stand.
+    """
+    if isinstance(part, Tensor):
+        part = part[..., rows if part.shape[-2] > 1 else slice(None), :] if part.ndim > 1 else part
+        return part[..., columns] if part.shape[-1] > 1 else part
+    query_index = torch.arange(rows.start, rows.stop, device=device)
+    key_index = torch.arange(columns.start, columns.stop, device=device)
+    return part(query_index.view(*[1] * (rank - 2), -1, 1), key_index.view(*[1] * (rank - 1), -1))

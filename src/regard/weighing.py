@@ -1,0 +1,107 @@
+"""Weighings: how scores become weights.
+
+A weighing is a callable from scores `[..., q, k]`, with -inf where a query may not look, to weights
+of the same shape. What may not be looked at gets weight 0, whatever the weighing; a query that may
+look at nothing gets only zeros, and no NaN, forward or backward.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Weighing = Callable[[Tensor], Tensor]
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """exp(score) over its sum: positive weights that add up to 1.
+
+    >>> import torch
+    >>> softmax(torch.tensor([[0.0, 0.0], [0.0, -torch.inf], [-torch.inf, -torch.inf]])).tolist()
+    [[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]]
+    """
+    empty = blind(scores)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+
+def linear(scores: Tensor) -> Tensor:
+    """The raw scores, not normalised: linear attention, tr(X Xᵀ v uᵀ) for a bag (Mineiro, 2016).
+
+    >>> import torch
+    >>> linear(torch.tensor([[2.0, -1.0, -torch.inf]])).tolist()
+    [[2.0, -1.0, 0.0]]
+    """
+    return scores.masked_fill(scores == -math.inf, 0.0)
+
+
+def hard(scores: Tensor) -> Tensor:
+    """All the weight on the best key, the first of them where several are: hard attention in evaluation.
+
+    In training the key is drawn instead: see `HardSample`. No gradient reaches the scores.
+
+    >>> import torch
+    >>> hard(torch.tensor([[1.0, 3.0, 2.0]])).tolist()
+    [[0.0, 1.0, 0.0]]
+    """
+    if scores.shape[-1] == 0:
+        return torch.zeros_like(scores)
+    return one_hot(scores.detach().argmax(dim=-1), scores.detach())
+
+
+class HardSample:
+    """Hard attention in training: one key a query, drawn with softmax's probabilities.
+
+    The draw cannot be differentiated; REINFORCE needs the logarithm of its probability and the
+    distribution's entropy (Xu et al. 2015, section 4.1). Make one for each forward pass, pass it as
+    `weigh`, and read them off afterwards; both carry gradients to the scores.
+
+    >>> import torch, regard
+    >>> query, key, value = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
+    >>> draw = HardSample()
+    >>> context = regard.attend(query, key, value, weigh=draw)
+    >>> draw.index.shape, draw.log_probability.shape, draw.entropy.shape
+    (torch.Size([2]), torch.Size([2]), torch.Size([2]))
+    >>> bool((context == value[draw.index]).all())
+    True
+
+    A query that may look at nothing draws nothing: weights 0, log probability 0, entropy 0.
+    """
+
+    index: Tensor  # [..., q]  which key was drawn
+    log_probability: Tensor  # [..., q]  of that draw
+    entropy: Tensor  # [..., q]  of the distribution it was drawn from
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        if scores.shape[-1] == 0:
+            self.index = torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
+            self.log_probability = self.entropy = scores.sum(dim=-1)
+            return torch.zeros_like(scores)
+        empty = blind(scores)
+        log_weight = torch.log_softmax(scores.masked_fill(empty, 0.0), dim=-1)  # [..., q, k]
+        weight = log_weight.detach().exp()
+        flat = weight.reshape(-1, weight.shape[-1])
+        # NaN scores have no distribution: the draw is arbitrary and the log probability NaN.
+        flat = torch.where(flat.isnan(), torch.ones_like(flat), flat)
+        drawn = torch.multinomial(flat, 1, generator=self.generator) if len(flat) else flat[:, :0].long()
+        self.index = drawn.view(weight.shape[:-1])
+        chosen = log_weight.gather(-1, self.index.unsqueeze(-1)).squeeze(-1)
+        self.log_probability = chosen.masked_fill(empty.squeeze(-1), 0.0)
+        finite = log_weight.masked_fill(log_weight == -math.inf, 0.0)  # 0 log 0 = 0
+        entropy = -(log_weight.exp() * finite).sum(dim=-1)
+        self.entropy = entropy.masked_fill(empty.squeeze(-1), 0.0)
+        return one_hot(self.index, scores.detach())
+
+
+def blind(scores: Tensor) -> Tensor:
+    """Which queries may look at nothing: `[..., q, 1]`."""
+    return (scores == -math.inf).all(dim=-1, keepdim=True)
+
+
+def one_hot(index: Tensor, scores: Tensor) -> Tensor:
+    """Weight 1 at `index`; 0 for a query that may look at nothing; NaN where a score is NaN."""
+    weight = torch.zeros_like(scores).scatter_(-1, index.unsqueeze(-1), 1.0).masked_fill_(blind(scores), 0.0)
+    return weight.masked_fill_(scores.isnan().any(dim=-1, keepdim=True), math.nan)
