@@ -17,12 +17,12 @@ from torch import Tensor
 from regard.engines import dense, flash
 from regard.engines.dense import Dense
 from regard.engines.flash import Flash
-from regard.engines.job import Job
+from regard.engines.job import Job, broadcast
 from regard.engines.stream import Stream, mask_gradient
 from regard.engines.top import top_weights
 from regard.masks import Mask, block_of, parts_of
 from regard.parts import Attended
-from regard.scores import DOT_REACH, InnerProduct, Score, SquaredDistance, reach, scaled_dot
+from regard.scores import InnerProduct, Score, SquaredDistance, scaled_dot
 from regard.weighing import Weighing, softmax
 
 
@@ -47,13 +47,13 @@ class Plan(NamedTuple):
 class Look(NamedTuple):
     """The largest weights of each query, falling. Where it may see fewer keys: index -1, weight 0."""
 
-    index: Tensor  # [..., q, top]  which keys
+    index: Tensor  # type: ignore[assignment]  # [..., q, top]  which keys
     weight: Tensor  # [..., q, top]  their weights, normalised over all keys the query may see
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream())}
 DENSE_LIMIT = 2**16
-"""Up to so many numbers the matrix is cheaper than going without it."""
+"""Numbers held by a matrix, and by its score while it computes, that count as few."""
 LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
 
@@ -178,8 +178,8 @@ def choose(job: Job) -> Plan:
         if elements > flash.MASK_LIMIT:
             return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
         if on_cpu and isinstance(job.score, SquaredDistance) and job.query.dtype == torch.float32 and not small(job):
-            spread = reach(*job.score.as_distance(job.query.detach(), job.key.detach()))
-            if spread > DOT_REACH:
+            query, _, _ = job.score.as_dot(job.query.detach(), job.key.detach())
+            if query.dtype != job.query.dtype:
                 return Plan("stream", "the data is wide against the bandwidth: distances are had from differences")
         return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
     if small(job):
@@ -188,6 +188,7 @@ def choose(job: Job) -> Plan:
 
 
 def small(job: Job) -> bool:
+    """Whether the matrix is cheaper than going without it."""
     return job.pairs * job.width <= DENSE_LIMIT
 
 
@@ -260,7 +261,7 @@ def check_mask(part: Mask, shape: torch.Size, query: Tensor) -> None:
     if part.device != query.device:
         raise ValueError(f"mask must be on the query's device, {query.device}, got {part.device}")
     try:
-        fits = torch.broadcast_shapes(part.shape, shape) == shape
+        fits = broadcast(part.shape, shape) == shape
     except RuntimeError:
         fits = False
     if not fits:

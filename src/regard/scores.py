@@ -8,7 +8,7 @@ A score that can say more gets a faster engine:
 
 * `as_dot(query, key) -> (query', key', scale)`: it is an inner product, `scale · query' key'ᵀ`, and
   runs on torch's fused kernel. `dot`, `scaled_dot`, `Bilinear` and `Gaussian` are.
-* `as_distance(query, key) -> (query', key')`: it is `-½‖query' - key'‖²`. `Gaussian` is.
+* `as_distance(query, key) -> (query', key')`: it is `-½‖query' - key'‖²`, of float64 vectors. `Gaussian` is.
 * `width`: how many numbers it holds for each pair while it computes; d where it is not said.
 
 Kernels are given by their logarithm, so that softmax of the score is the kernel over its sum:
@@ -45,8 +45,7 @@ class Constant:
     width = 1
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-        return query.new_zeros(*leading, query.shape[-2], key.shape[-2])
+        return query.new_zeros(query.shape[:-1]).unsqueeze(-1) + key.new_zeros(key.shape[:-1]).unsqueeze(-2)
 
     def __repr__(self) -> str:
         return "constant"
@@ -173,28 +172,33 @@ class Kernel(nn.Module):
                 f"bandwidth must be positive and finite, got {worst:g}"
                 " (to learn one that cannot leave its range, make it the exp of your parameter)"
             )
-        if bandwidth.ndim == 2 and not bool(torch.linalg.matrix_rank(bandwidth) == len(bandwidth)):
+        if bandwidth.ndim == 2 and not (
+            bool(bandwidth.isfinite().all()) and int(torch.linalg.matrix_rank(bandwidth)) == len(bandwidth)
+        ):
             raise ValueError(f"a bandwidth matrix must be finite and invertible, got {bandwidth.tolist()}")
 
     def stretch(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Query and key in units of the bandwidth, about the keys' centre: far from 0 digits are lost."""
+        """Query and key in units of the bandwidth, in float64 where there is one.
+
+        They are large where the bandwidth is small, and what counts is their small difference: rounded to
+        float32 here, it would lose the digits that the input has.
+        """
         self.check_bandwidth()
         size = query.shape[-1]
         if size != key.shape[-1]:
             raise ValueError(f"{type(self).__name__} needs query and key of one size, got {size} and {key.shape[-1]}")
         if self.bandwidth.ndim and self.bandwidth.shape[-1] != size:
             raise ValueError(f"a bandwidth for {self.bandwidth.shape[-1]} features got query and key of size {size}")
-        # A key that is NaN or infinite must not spread through the centre to all others.
-        centre = key.detach().nanmean(dim=-2, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
-        query, key = query - centre, key - centre
-        bandwidth = self.bandwidth.to(query.dtype)
+        dtype = query.dtype if query.device.type == "mps" else torch.float64
+        query, key, bandwidth = query.to(dtype), key.to(dtype), self.bandwidth.to(dtype)
         if bandwidth.ndim < 2:
             return query / bandwidth, key / bandwidth
-        return tuple(torch.linalg.solve(bandwidth, x, left=True).mT for x in (query.mT, key.mT))  # type: ignore[return-value]
+        return torch.linalg.solve(bandwidth, query.mT).mT, torch.linalg.solve(bandwidth, key.mT).mT
 
     def distance(self, query: Tensor, key: Tensor) -> Tensor:
         """u, from differences: torch's default for many points cancels, and loses half the digits."""
-        return torch.cdist(*self.stretch(query, key), compute_mode="donot_use_mm_for_euclid_dist")
+        stretched = self.stretch(query, key)
+        return torch.cdist(*stretched, compute_mode="donot_use_mm_for_euclid_dist").to(query.dtype)
 
     def extra_repr(self) -> str:
         return f"bandwidth={self.bandwidth.tolist()}"
@@ -217,12 +221,16 @@ class Gaussian(Kernel):
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         """-½‖q - k‖² = [q, 1, -½‖q‖²] · [k, -½‖k‖², 1].
 
-        What cancels there costs digits: a score is off by about eps·‖q‖‖k‖. Where that is more than
-        float32 can give, the inner product is one of float64.
+        What cancels there costs digits: a score is off by about eps·‖q‖‖k‖. So the vectors are taken about
+        the keys' centre, and where that does not bring them near enough the product is one of float64.
         """
+        dtype = query.dtype
         query, key = self.stretch(query, key)
-        if reach(query, key) > DOT_REACH and query.dtype == torch.float32 and query.device.type != "mps":
-            query, key = query.double(), key.double()
+        # A key that is NaN or infinite must not spread through the centre to all others.
+        centre = key.detach().nanmean(dim=-2, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
+        query, key = query - centre, key - centre
+        if reach(query, key) <= DOT_REACH:
+            query, key = query.to(dtype), key.to(dtype)
         query_norm = -0.5 * query.square().sum(dim=-1, keepdim=True)
         key_norm = -0.5 * key.square().sum(dim=-1, keepdim=True)
         return (
@@ -263,7 +271,7 @@ class Tricube(Kernel):
         return supported(self.distance(query, key), lambda u: 3.0 * torch.log1p(-u.pow(3)))
 
 
-DOT_REACH = 16.0
+DOT_REACH = 4.0
 """How far apart, in bandwidths squared, float32 points may lie for their distance to be had from an
 inner product with an error below twice that of their difference. Measured: `benchmarks/attend.py`."""
 
@@ -282,6 +290,7 @@ def supported(distance: Tensor, profile: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def check_sizes(score: nn.Module, query: Tensor, key: Tensor, query_size: int, key_size: int) -> None:
+    """A score with weights of its own takes the sizes it was made for."""
     if (query.shape[-1], key.shape[-1]) != (query_size, key_size):
         raise ValueError(
             f"{type(score).__name__} was made for query size {query_size} and key size {key_size},"

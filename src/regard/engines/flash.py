@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.engines.job import Job, whole_mask
+from regard.engines.job import Job, broadcast, whole_mask
 from regard.engines.stream import Stream
 from regard.masks import as_bias, block_of, causal, parts_of
 from regard.scores import InnerProduct
@@ -74,7 +74,7 @@ def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
             mask = mask & part
     else:
         mask = sum((as_bias(part).to(dtype) for part in parts[1:]), as_bias(parts[0]).to(dtype))
-    mask = mask.expand(torch.broadcast_shapes(mask.shape, (job.queries, job.keys)))
+    mask = mask.expand(broadcast(mask.shape, (job.queries, job.keys)))
     if mask.ndim > 2:
         mask = mask.view(*[1] * (len(job.shape) - mask.ndim), *mask.shape)
         if len(job.leading) != 2:
@@ -89,7 +89,7 @@ def mask_elements(job: Job) -> int:
         return 0
     one = slice(0, 1)
     shapes = [block_of(part, one, one, len(job.shape), job.query.device).shape[:-2] for part in parts_of(job.mask)]
-    return math.prod(torch.broadcast_shapes(*shapes)) * rows_needed(job) * job.keys
+    return math.prod(broadcast(*shapes)) * rows_needed(job) * job.keys
 
 
 def rows_needed(job: Job) -> int:

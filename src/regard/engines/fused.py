@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -61,14 +61,29 @@ class Products:
 
 
 class Distances:
-    """-½‖query - key‖², from differences"""
+    """-½‖query - key‖², from the differences of float64 coordinates"""
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        kernels.distances(query.numpy(), key.T.contiguous().numpy(), out.numpy())
+        kernels.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
 
     def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
-        query_slope.addmm_(slope, key).addcmul_(slope.sum(dim=1, keepdim=True), query, value=-1)
-        key_slope.addmm_(slope.T, query).addcmul_(slope.sum(dim=0).unsqueeze(1), key, value=-1)
+        # In blocks of the slopes' own precision first, [features, points]: then into the sums.
+        pulls = slope.new_zeros(query.T.shape), slope.new_zeros(key.T.shape)
+        kernels.distances_backward(
+            slope.numpy(),
+            *two_words(query, slope.dtype),
+            *two_words(key, slope.dtype),
+            *(pull.numpy() for pull in pulls),
+        )
+        query_slope.add_(pulls[0].T)
+        key_slope.add_(pulls[1].T)
+
+
+def two_words(points: Tensor, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Coordinates [features, points] in a lesser precision, and what they were rounded by."""
+    points = points.T.contiguous()
+    rounded = points.to(dtype)
+    return rounded.numpy(), (points - rounded).to(dtype).numpy()
 
 
 @dataclass(frozen=True)
@@ -142,28 +157,52 @@ def attend_parts(job: Job, seed: int, block: tuple[int, int]) -> Attended:
     return Attended(*Fused.apply(fold, query, key, value))  # type: ignore[no-untyped-call]
 
 
+class Head(NamedTuple):
+    """One head's tensors, all of two dimensions but the last."""
+
+    number: int  # counted over the leading dimensions
+    lead: tuple[int, ...]  # its place in them
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mean: Tensor
+    highest: Tensor  # [q]  the largest score
+    total: Tensor  # [q]  the sum of exp(score - highest)
+
+
+class Slopes(NamedTuple):
+    """What the loss gains with one head's tensors: two known, three to be added to."""
+
+    mean: Tensor
+    offset: Tensor  # [q]  mean' · mean - log_weight'
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
 class Fused(torch.autograd.Function):
     """(mean, log_weight) of query, key and value, with leading dimensions already broadcast."""
 
     @staticmethod
     def forward(ctx: Any, fold: Fold, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        mean = query.new_empty(*fold.shape[:-1], value.shape[-1])
-        log_weight = query.new_empty(fold.shape[:-1])
+        mean = value.new_empty(*fold.shape[:-1], value.shape[-1])
+        highest, total = value.new_empty(fold.shape[:-1]), value.new_empty(fold.shape[:-1])
 
         def task(item: Portion) -> None:
             number, lead, rows = item
-            forward_rows(fold, number, lead, rows, *(x[lead] for x in (query, key, value, mean, log_weight)))
+            tensors = query, key, value, mean, highest, total
+            forward_rows(fold, Head(number, lead, *(x[lead] for x in tensors)), rows)
 
         spread(task, fold.portions(fold.block[0]))
         ctx.fold = fold
-        ctx.save_for_backward(query, key, value, mean, log_weight)
-        return mean, log_weight
+        ctx.save_for_backward(query, key, value, mean, highest, total)
+        return mean, highest + total.log()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
         fold: Fold = ctx.fold
-        query, key, value, mean, log_weight = ctx.saved_tensors
+        query, key, value, mean, highest, total = ctx.saved_tensors
         query_slope, key_slope, value_slope = (
             torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
@@ -174,97 +213,68 @@ class Fused(torch.autograd.Function):
         shares = 1 if heads >= torch.get_num_threads() else torch.get_num_threads()
         size = max(1, -(-fold.shape[-2] // shares))
 
-        def task(item: Portion) -> tuple[tuple[int, ...], Tensor, Tensor]:
+        def task(item: Portion) -> Slopes:
             number, lead, rows = item
-            first = rows.start == 0
-            slopes = (
-                query_slope[lead],
-                key_slope[lead] if first else torch.zeros_like(key_slope[lead]),
-                value_slope[lead] if first else torch.zeros_like(value_slope[lead]),
-            )
-            tensors = [x[lead] for x in (query, key, value, log_weight, offset, mean_slope)]
+            head = Head(number, lead, *(x[lead] for x in (query, key, value, mean, highest, total)))
+            slopes = Slopes(*(x[lead] for x in (mean_slope, offset, query_slope, key_slope, value_slope)))
+            if rows.start:
+                slopes = slopes._replace(key=torch.zeros_like(slopes.key), value=torch.zeros_like(slopes.value))
             for part in spans(rows.stop - rows.start, fold.block[0]):
-                some = slice(rows.start + part.start, rows.start + part.stop)
-                backward_rows(fold, number, lead, some, *tensors, *slopes)
-            return lead, slopes[1], slopes[2]
+                backward_rows(fold, head, slopes, slice(rows.start + part.start, rows.start + part.stop))
+            return slopes
 
-        for lead, key_share, value_share in spread(task, fold.portions(size)):
-            if key_share.data_ptr() != key_slope[lead].data_ptr():
-                key_slope[lead] += key_share
-                value_slope[lead] += value_share
+        work = fold.portions(size)
+        for (_, lead, rows), slopes in zip(work, spread(task, work), strict=True):
+            if rows.start:
+                key_slope[lead] += slopes.key
+                value_slope[lead] += slopes.value
         return None, query_slope, key_slope, value_slope
 
 
-def forward_rows(
-    fold: Fold,
-    number: int,
-    lead: tuple[int, ...],
-    rows: slice,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mean: Tensor,
-    log_weight: Tensor,
-) -> None:
-    """Some queries of one head: everything here is two-dimensional."""
-    query = query[rows].contiguous()
-    count = len(query)
-    highest, total, fade = query.new_full([count], -math.inf), query.new_zeros(count), query.new_empty(count)
-    summed = query.new_zeros(count, value.shape[-1])
-    room = query.new_empty(count * min(fold.block[1], len(key)))
-    first, second = fold.dropping(number, rows)
-    drop, scale = constants(fold, query.dtype)
-    for columns in spans(len(key), fold.block[1]):
-        masking = fold.masking(lead, rows, columns)
+def forward_rows(fold: Fold, head: Head, rows: slice) -> None:
+    """Mean and log weight of some queries of one head."""
+    query, value = head.query[rows].contiguous(), head.value
+    count, keys = len(query), len(head.key)
+    highest, total, fade = head.highest[rows].fill_(-math.inf), head.total[rows].zero_(), value.new_empty(count)
+    summed = value.new_zeros(count, value.shape[-1])
+    room = value.new_empty(count * min(fold.block[1], keys))
+    first, second = fold.dropping(head.number, rows)
+    drop, scale = constants(fold, value.dtype)
+    for columns in spans(keys, fold.block[1]):
+        masking = fold.masking(head.lead, rows, columns)
         if masking is None:
             continue
         weight = room[: count * (columns.stop - columns.start)].view(count, -1)
-        fold.scores(query, key[columns], weight, masking)
+        fold.scores(query, head.key[columns], weight, masking)
         kernels.soften(
             weight.numpy(), highest.numpy(), total.numpy(), fade.numpy(), first, second, columns.start, drop, scale
         )
         summed.mul_(fade.unsqueeze(1)).addmm_(weight, value[columns])
-    empty = total == 0
-    total = total.masked_fill(empty, 1.0)
-    mean[rows] = summed / total.unsqueeze(1)
-    log_weight[rows] = highest + total.log()
+    total.masked_fill_(total == 0, 1.0)
+    head.mean[rows] = summed.div_(total.unsqueeze(1))
 
 
-def backward_rows(
-    fold: Fold,
-    number: int,
-    lead: tuple[int, ...],
-    rows: slice,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_weight: Tensor,
-    offset: Tensor,
-    mean_slope: Tensor,
-    query_slope: Tensor,
-    key_slope: Tensor,
-    value_slope: Tensor,
-) -> None:
+def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice) -> None:
     """Add what some queries of one head give to the slopes of queries, keys and values."""
-    query, mean_slope = query[rows].contiguous(), mean_slope[rows].contiguous()
-    normaliser, off = log_weight[rows].numpy(), offset[rows].numpy()
-    count = len(query)
-    room, more_room = (query.new_empty(count * min(fold.block[1], len(key))) for _ in range(2))
-    first, second = fold.dropping(number, rows)
-    drop, scale = constants(fold, query.dtype)
-    for columns in spans(len(key), fold.block[1]):
-        masking = fold.masking(lead, rows, columns)
+    query, mean_slope = head.query[rows].contiguous(), slopes.mean[rows].contiguous()
+    highest, total, offset = (x[rows].numpy() for x in (head.highest, head.total, slopes.offset))
+    count, keys = len(query), len(head.key)
+    room, more_room = (mean_slope.new_empty(count * min(fold.block[1], keys)) for _ in range(2))
+    first, second = fold.dropping(head.number, rows)
+    drop, scale = constants(fold, mean_slope.dtype)
+    for columns in spans(keys, fold.block[1]):
+        masking = fold.masking(head.lead, rows, columns)
         if masking is None:
             continue
-        size = count * (columns.stop - columns.start)
-        weight, slope = room[:size].view(count, -1), more_room[:size].view(count, -1)
-        fold.scores(query, key[columns], weight, masking)
-        torch.mm(mean_slope, value[columns].T, out=slope)
+        key, value = head.key[columns], head.value[columns]
+        weight, slope = (part[: count * len(key)].view(count, -1) for part in (room, more_room))
+        fold.scores(query, key, weight, masking)
+        torch.mm(mean_slope, value.T, out=slope)
         kernels.soften_backward(
-            weight.numpy(), slope.numpy(), normaliser, off, first, second, columns.start, drop, scale
+            weight.numpy(), slope.numpy(), highest, total, offset, first, second, columns.start, drop, scale
         )
-        value_slope[columns].addmm_(weight.T, mean_slope)
-        fold.pairing.pull(slope, query, key[columns], query_slope[rows], key_slope[columns])
+        slopes.value[columns].addmm_(weight.T, mean_slope)
+        fold.pairing.pull(slope, query, key, slopes.query[rows], slopes.key[columns])
 
 
 def constants(fold: Fold, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -300,23 +310,24 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
 
 
 def quiet(task: Callable[[Item], Result], item: Item) -> Result:
-    with torch.no_grad():  # a thread starts with gradients on
+    """The task without gradients: a thread starts with them on."""
+    with torch.no_grad():
         return task(item)
 
 
 def top_scores(job: Job, top: int, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """The `top` largest scores of each query, their keys, and the log weight of all keys."""
     fold, query, key = prepared(job, 0, block)
-    best = query.new_full([*fold.shape[:-1], top], -math.inf)
+    best = job.query.new_full([*fold.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
-    log_weight = query.new_empty(fold.shape[:-1])
+    log_weight = best.new_empty(fold.shape[:-1])
 
     def task(item: Portion) -> None:
         _, lead, rows = item
         some, head = query[lead][rows].contiguous(), key[lead]
         count = len(some)
-        highest, total = some.new_full([count], -math.inf), some.new_zeros(count)
-        room = some.new_empty(count * min(block[1], len(head)))
+        highest, total = best.new_full([count], -math.inf), best.new_zeros(count)
+        room = best.new_empty(count * min(block[1], len(head)))
         for columns in spans(len(head), block[1]):
             masking = fold.masking(lead, rows, columns)
             if masking is None:

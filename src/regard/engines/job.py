@@ -27,8 +27,7 @@ class Job:
     @property
     def leading(self) -> torch.Size:
         """The broadcast leading dimensions."""
-        shapes = (x.shape[:-2] for x in (self.query, self.key, self.value))
-        return torch.broadcast_shapes(*shapes)
+        return broadcast(*(x.shape[:-2] for x in (self.query, self.key, self.value)))
 
     @property
     def queries(self) -> int:
@@ -56,7 +55,7 @@ class Job:
 def scores_of(score: Score, query: Tensor, key: Tensor) -> Tensor:
     """The score, checked: a function of the user's may return anything."""
     scores = score(query, key)
-    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    leading = broadcast(query.shape[:-2], key.shape[:-2])
     expected = torch.Size([*leading, query.shape[-2], key.shape[-2]])
     if not isinstance(scores, Tensor) or scores.shape != expected:
         got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
@@ -82,3 +81,8 @@ def whole_mask(job: Job) -> list[Tensor]:
 def spans(length: int, size: int) -> Iterator[slice]:
     """A length cut into pieces of at most that size."""
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def broadcast(*shapes: Sequence[int]) -> torch.Size:
+    """The shape that all of them broadcast to."""
+    return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]

@@ -23,12 +23,17 @@ SUM = {"contract", "nsz", "reassoc"}  # a sum may be taken in any order; NaN and
 EXACT = {"contract"}
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def as_float(context: Any, bits: Any) -> Any:
+def bitcast(_: Any, bits: Any) -> Any:
     """The float whose bits these are."""
-    floats = {types.int32: (types.float32, ir.FloatType()), types.int64: (types.float64, ir.DoubleType())}
+    floats: dict[Any, Any] = {
+        types.int32: (types.float32, ir.FloatType()),
+        types.int64: (types.float64, ir.DoubleType()),
+    }
     numba_type, llvm_type = floats[bits]
     return numba_type(bits), lambda _, builder, __, args: builder.bitcast(args[0], llvm_type)
+
+
+as_float: Any = intrinsic(bitcast)
 
 
 def exponential(x: Any) -> Any:
@@ -94,7 +99,7 @@ def _peak(row: Any) -> Any:
     return ordered_peak
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def rise(before: Any, row: Any) -> Any:
     """The larger of `before` and the row's peak; NaN rather than -inf where all that is seen is NaN."""
     best = peak(row)
@@ -107,7 +112,7 @@ def rise(before: Any, row: Any) -> Any:
     return best
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def hashed(first: Any, second: Any, key: Any) -> Any:
     """The hash of `dropout.kept`, on unsigned 32-bit words."""
     word = np.uint32(first + np.uint32(key))
@@ -116,23 +121,48 @@ def hashed(first: Any, second: Any, key: Any) -> Any:
     return np.uint32(np.uint32(word ^ (word >> np.uint32(15))) * np.uint32(SECOND))
 
 
-@njit(nogil=True, cache=True, fastmath=EXACT)  # type: ignore[untyped-decorator]
-def distances(query: Any, key: Any, block: Any) -> None:
-    """block[i, j] = -½‖query_i - key_j‖², with `key` given as [features, keys]."""
-    half = query.dtype.type(-0.5)
-    for i in range(query.shape[0]):
+@njit(fastmath=EXACT)
+def apart(here: Any, there: Any, rest: Any, other_rest: Any) -> Any:
+    """there - here, for numbers kept in two words."""
+    return (there - here) + (other_rest - rest)
+
+
+@njit(nogil=True, cache=True, fastmath=EXACT)
+def distances(query: Any, query_rest: Any, key: Any, key_rest: Any, block: Any) -> None:
+    """block[i, j] = -½‖query_i - key_j‖². Coordinates are [features, points], each with what it was rounded by."""
+    half = block.dtype.type(-0.5)
+    for i in range(block.shape[0]):
         row = block[i]
         row[:] = 0
-        for feature in range(query.shape[1]):
-            coordinate, others = query[i, feature], key[feature]
+        for feature in range(query.shape[0]):
+            here, rest, others, rests = query[feature, i], query_rest[feature, i], key[feature], key_rest[feature]
             for j in range(row.shape[0]):
-                apart = coordinate - others[j]
-                row[j] += apart * apart
+                step = apart(others[j], here, rests[j], rest)
+                row[j] += step * step
         for j in range(row.shape[0]):
             row[j] *= half
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, fastmath=SUM)
+def distances_backward(
+    slope: Any, query: Any, query_rest: Any, key: Any, key_rest: Any, query_slope: Any, key_slope: Any
+) -> None:
+    """Add slope[i, j] · (key_j - query_i) to the slope of query_i, and take it from that of key_j."""
+    for i in range(slope.shape[0]):
+        row = slope[i]
+        for feature in range(query.shape[0]):
+            here, rest, others, rests = query[feature, i], query_rest[feature, i], key[feature], key_rest[feature]
+            against = key_slope[feature]
+            summed = slope.dtype.type(0)
+            for j in range(row.shape[0]):
+                # Subtracted and rounded as a pair before anything is summed: it is the small difference that counts.
+                pull = row[j] * apart(here, others[j], rest, rests[j])
+                summed += pull
+                against[j] -= pull
+            query_slope[feature, i] += summed
+
+
+@njit(nogil=True, cache=True, fastmath=SUM)
 def soften(
     block: Any, highest: Any, total: Any, fade: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
 ) -> None:
@@ -169,37 +199,46 @@ def soften(
         total[i] = total[i] * fade[i] + summed
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, fastmath=SUM)
 def soften_backward(
-    block: Any, slope: Any, log_weight: Any, offset: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
+    block: Any,
+    slope: Any,
+    highest: Any,
+    total: Any,
+    offset: Any,
+    first: Any,
+    second: Any,
+    start: Any,
+    drop: Any,
+    scale: Any,
 ) -> None:
     """Scores become the weights that met the values; slopes by weight become slopes by score.
 
     slope [rows, keys]      in: mean' · value, out: d loss / d score
-    log_weight [rows]       log Σ exp(score) of the forward pass
+    highest, total [rows]   of the forward pass; the log weight they add up to has fewer digits
     offset [rows]           mean' · mean - log_weight': what softmax takes off every slope of the row
     """
     nothing = block.dtype.type(0)
     for i in range(block.shape[0]):
-        row, slopes, normaliser, off = block[i], slope[i], log_weight[i], offset[i]
-        if normaliser == -np.inf:
+        row, slopes, shift, share, off = block[i], slope[i], highest[i], 1 / total[i], offset[i]
+        if shift == -np.inf:
             row[:] = 0
             slopes[:] = 0
         elif drop == 0:
             for j in range(row.shape[0]):
-                weight = exponential(row[j] - normaliser)
+                weight = exponential(row[j] - shift) * share
                 row[j] = weight
                 slopes[j] = weight * (slopes[j] - off)
         else:
             one, two = np.uint32(first[i] + np.uint32(start)), second[i]
             for j in range(row.shape[0]):
-                weight = exponential(row[j] - normaliser)
+                weight = exponential(row[j] - shift) * share
                 keep = nothing if hashed(one, two, j) < drop else scale
                 row[j] = weight * keep
                 slopes[j] = weight * (slopes[j] * keep - off)
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, fastmath=SUM)
 def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start: Any) -> None:
     """Bring each row's best scores, their keys, and the running sums up to date with a block.
 

@@ -2,9 +2,9 @@
 
 Forward is the fold of `merge` over blocks of keys, written as the running sums of an online softmax:
 the highest score so far, the sum of exp(score - highest), and the values weighted so. Backward keeps
-only the mean and the log weight of each query, and computes each block of scores again:
+the mean, the highest score and the sum of each query, and computes each block of scores again:
 
-    weight = exp(score - log_weight)
+    weight = exp(score - highest) / sum
     score' = weight · (mean' · value - mean' · mean + log_weight')       [q, k] a block at a time
 
 Dropout and masks are computed again too, from indices (`dropout.py`, `masks.py`); neither is stored.
@@ -150,10 +150,11 @@ class Blocks(torch.autograd.Function):
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
         mean = query.new_zeros(*fold.shape[:-1], value.shape[-1])
-        log_weight = query.new_full(fold.shape[:-1], -math.inf)
+        peaks = query.new_full(fold.shape[:-1], -math.inf)
+        totals = query.new_ones(fold.shape[:-1])
         for rows in fold.rows():
             some = query[..., rows, :]
-            highest = log_weight[..., rows].clone()
+            highest = peaks[..., rows].clone()
             total = torch.zeros_like(highest)
             summed = torch.zeros_like(mean[..., rows, :])
             for columns in fold.columns():
@@ -170,23 +171,23 @@ class Blocks(torch.autograd.Function):
                 if fold.dropout:
                     weight = weight * fold.keep(rows, columns, query.device)
                 summed = summed * fade.unsqueeze(-1) + weight @ value[..., columns, :]
-            empty = total == 0
-            mean[..., rows, :] = summed / total.masked_fill(empty, 1.0).unsqueeze(-1)
-            log_weight[..., rows] = highest + total.masked_fill(empty, 1.0).log()
+            total = total.masked_fill(total == 0, 1.0)
+            mean[..., rows, :] = summed / total.unsqueeze(-1)
+            peaks[..., rows], totals[..., rows] = highest, total
         ctx.fold, ctx.bias_count = fold, bias_count
-        ctx.save_for_backward(*tensors, mean, log_weight)
-        return mean, log_weight
+        ctx.save_for_backward(*tensors, mean, peaks, totals)
+        return mean, peaks + totals.log()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
         fold: Fold = ctx.fold
-        query, key, value, *rest, mean, log_weight = ctx.saved_tensors
+        query, key, value, *rest, mean, peaks, totals = ctx.saved_tensors
         biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
         slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
         query_slope, key_slope, value_slope, *rest_slopes = slopes
         offset = (mean_slope * mean).sum(dim=-1) - weight_slope
-        normaliser = log_weight.masked_fill(log_weight == -math.inf, math.inf)  # exp(s - inf) = 0
+        peaks = peaks.masked_fill(peaks == -math.inf, math.inf)  # exp(s - inf) = 0
         for rows in fold.rows():
             for columns in fold.columns():
                 bias_blocks = [x.detach() for x in fold.bias_blocks(biases, rows, columns)]
@@ -195,7 +196,7 @@ class Blocks(torch.autograd.Function):
                 ]
                 with torch.enable_grad():
                     scores = fold.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
-                weight = (scores.detach() - normaliser[..., rows, None]).exp()
+                weight = (scores.detach() - peaks[..., rows, None]).exp() / totals[..., rows, None]
                 slope = mean_slope[..., rows, :] @ value[..., columns, :].mT
                 kept = weight
                 if fold.dropout:

@@ -1,0 +1,272 @@
+"""`regard.attend` and `regard.look` beside what one would write in torch, on the CPU in float32.
+
+    python -m benchmarks.attend                     all cases; allow fifteen minutes and 12 GiB
+    python -m benchmarks.attend --only gaussian     those with a word in their name
+    python -m benchmarks.attend --repeats 30 --json found.json
+
+How time and memory are taken: `benchmarks/harness.py`. "Forward" is without gradients. "Both ways" is
+forward and backward: the gradients of query, key and value, and of the score's parameters where it has
+any, for a fixed random slope. Each case checks first that both sides give the same numbers; those with
+dropout are checked without it, on the engine that dropout takes.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regard
+from benchmarks.harness import Case, main
+from regard.scores import Additive, Gaussian, Score, scaled_dot
+
+Operation = Callable[["Inputs"], Tensor]
+Run = Callable[["Inputs"], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    query: Tensor  # [..., q, d]
+    key: Tensor  # [..., k, d]
+    value: Tensor  # [..., k, v]
+    slope: Tensor  # [..., q, v]  d loss / d output
+    score: Score = scaled_dot
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gradients are taken of."""
+        learned = self.score.parameters() if isinstance(self.score, nn.Module) else ()
+        return [self.query, self.key, self.value, *learned]
+
+
+def vectors(
+    seed: int, shape: Sequence[int], value_size: int = 64, score: Callable[[], Score] = lambda: scaled_dot
+) -> Inputs:
+    """Query and key of that shape and values of that size, all N(0, 1)."""
+    torch.manual_seed(seed)
+    value_shape = [*shape[:-1], value_size]
+    query, key, value = (torch.randn(size).requires_grad_() for size in (shape, shape, value_shape))
+    return Inputs(query, key, value, torch.randn(value_shape), score())
+
+
+def forward(operation: Operation) -> Run:
+    @torch.no_grad()
+    def run(inputs: Inputs) -> Sequence[Tensor]:
+        return [operation(inputs)]
+
+    return run
+
+
+def both_ways(operation: Operation) -> Run:
+    def run(inputs: Inputs) -> Sequence[Tensor]:
+        output = operation(inputs)
+        return [output.detach(), *torch.autograd.grad(output, inputs.leaves, inputs.slope)]
+
+    return run
+
+
+WAYS = {"forward": forward, "both ways": both_ways}
+
+
+def attend(inputs: Inputs, dropout: float = 0.0, engine: str | None = None) -> Tensor:
+    return regard.attend(inputs.query, inputs.key, inputs.value, score=inputs.score, dropout=dropout, engine=engine)
+
+
+def sdpa(inputs: Inputs, dropout: float = 0.0) -> Tensor:
+    return functional.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, dropout_p=dropout)
+
+
+def additive(inputs: Inputs) -> Tensor:
+    score = inputs.score
+    assert isinstance(score, Additive)
+    query, key = score.query_projection(inputs.query), score.key_projection(inputs.key)
+    hidden = torch.tanh(query[:, :, None] + key[:, None])  # [4, q, k, h]
+    return torch.softmax(hidden @ score.weight, dim=-1) @ inputs.value
+
+
+def gaussian(inputs: Inputs, squares: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    score = inputs.score
+    assert isinstance(score, Gaussian)
+    query, key = (x / float(score.bandwidth) for x in (inputs.query, inputs.key))
+    return torch.softmax(-0.5 * squares(query, key), dim=-1) @ inputs.value
+
+
+def differences(query: Tensor, key: Tensor) -> Tensor:
+    """All features at once: temporaries of 4.5 GiB at 20,000 × 20,000 × 3."""
+    return ((query[:, None] - key[None]) ** 2).sum(dim=-1)
+
+
+def differences_by_feature(query: Tensor, key: Tensor) -> Tensor:
+    """The same a feature at a time. All at once, forward + backward would take 19.4 GiB; so it takes 10.4."""
+    squares = (query[:, None, 0] - key[None, :, 0]) ** 2
+    for feature in range(1, query.shape[-1]):
+        squares = squares + (query[:, None, feature] - key[None, :, feature]) ** 2
+    return squares
+
+
+def cdist(query: Tensor, key: Tensor) -> Tensor:
+    return torch.cdist(query, key).square()
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One sequence for eight heads of self-attention, as it is and as the peer's own weights project it."""
+
+    x: Tensor  # [1, n, 512]
+    module: nn.MultiheadAttention
+    query: Tensor  # [1, 8, n, 64]
+    key: Tensor
+
+
+@torch.no_grad()
+def tokens(seed: int, length: int) -> Tokens:
+    torch.manual_seed(seed)
+    x = torch.randn(1, length, 512)
+    module = nn.MultiheadAttention(512, 8, batch_first=True).eval()  # its fused path: the faster one
+    query, key, _ = projected(x, module)
+    return Tokens(x, module, query, key)
+
+
+def projected(x: Tensor, module: nn.MultiheadAttention) -> list[Tensor]:
+    """Query, key and value, `[1, 8, n, 64]`."""
+    joint = functional.linear(x, module.in_proj_weight, module.in_proj_bias)
+    return [part.view(*x.shape[:2], 8, 64).transpose(1, 2) for part in joint.chunk(3, dim=-1)]
+
+
+@torch.no_grad()
+def look_alone(inputs: Tokens) -> Sequence[Tensor]:
+    found = regard.look(inputs.query, inputs.key, top=8)
+    return [found.weight, found.index]
+
+
+@torch.no_grad()
+def project_attend_look(inputs: Tokens) -> Sequence[Tensor]:
+    query, key, value = projected(inputs.x, inputs.module)
+    output = inputs.module.out_proj(regard.attend(query, key, value).transpose(1, 2).flatten(2))
+    found = regard.look(query, key, top=8)
+    return [found.weight, found.index, output]
+
+
+@torch.no_grad()
+def multihead_top(inputs: Tokens) -> Sequence[Tensor]:
+    x = inputs.x
+    output, weight = inputs.module(x, x, x, need_weights=True, average_attn_weights=False)
+    return [*weight.topk(8), output]
+
+
+def importing(name: str) -> Sequence[Tensor]:
+    """A fresh interpreter that imports a module; its own start is in both sides' time."""
+    subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+    return []
+
+
+def case(
+    name: str,
+    shape: Sequence[int],
+    ours: Run,
+    peer: Run,
+    time: float,
+    memory: float | None = None,
+    *,
+    value_size: int = 64,
+    score: Callable[[], Score] = lambda: scaled_dot,
+    short: int = 64,
+    alike: tuple[Run, Run] | None = None,
+) -> Case[Inputs]:
+    """A case on `vectors`; `short` is the length that warms up, enough for the same engine and its threads."""
+    build = partial(vectors, value_size=value_size, score=score)
+    brief = partial(build, shape=(*shape[:-2], short, shape[-1]))
+    return Case(name, partial(build, shape=shape), ours, peer, time, memory, short=brief, alike=alike)
+
+
+def gaussian_case(bandwidth: float, way: str, squares: Callable[[Tensor, Tensor], Tensor]) -> Case[Inputs]:
+    run = WAYS[way]
+    return case(
+        f"gaussian {bandwidth}, 20000×20000×3, {way} / {squares.__name__.replace('_', ' ')}",
+        (20_000, 3),
+        run(attend),
+        run(partial(gaussian, squares=squares)),
+        1 / 8,
+        value_size=1,
+        score=partial(Gaussian, bandwidth),
+        short=1100,
+    )
+
+
+SHAPES = {"1×8×4096×64": (1, 8, 4096, 64), "4×8×512×64": (4, 8, 512, 64)}
+DENSE = {"forward": differences, "both ways": differences_by_feature}
+CASES: list[Case[Any]] = [
+    *(
+        case(f"dot {name}, {way} / SDPA", shape, run(attend), run(sdpa), 1.05)
+        for name, shape in SHAPES.items()
+        for way, run in WAYS.items()
+    ),
+    *(
+        case(
+            f"dropout {name}, both ways / SDPA",
+            shape,
+            both_ways(partial(attend, dropout=0.1)),
+            both_ways(partial(sdpa, dropout=0.1)),
+            1 / 3,
+            1 / 10,
+            alike=(both_ways(partial(attend, engine="stream")), both_ways(sdpa)),  # the engine that drops
+        )
+        for name, shape in SHAPES.items()
+    ),
+    *(
+        case(
+            f"values of 16, 1×8×2048×64, {way} / SDPA",
+            (1, 8, 2048, 64),
+            run(attend),
+            run(sdpa),
+            1 / 2,
+            1 / 4,
+            value_size=16,
+        )
+        for way, run in WAYS.items()
+    ),
+    *(
+        gaussian_case(bandwidth, way, squares)
+        for bandwidth in (1.0, 0.25)
+        for way in WAYS
+        for squares in (DENSE[way], cdist)
+    ),
+    case(
+        "additive 4×1024×1024, hidden 128, both ways / dense",
+        (4, 1024, 64),
+        both_ways(attend),
+        both_ways(additive),
+        1.0,
+        1 / 10,
+        score=partial(Additive, 64, 64, hidden=128),
+    ),
+    Case(
+        "look(top=8) alone, 1×8×4096×64 / MultiheadAttention + topk",
+        partial(tokens, length=4096),
+        look_alone,
+        lambda inputs: multihead_top(inputs)[:2],
+        1.0,
+        1 / 10,
+        short=partial(tokens, length=64),
+    ),
+    Case(
+        "project + attend + look / MultiheadAttention + topk",
+        partial(tokens, length=4096),
+        project_attend_look,
+        multihead_top,
+        1.0,
+        1 / 10,
+        short=partial(tokens, length=64),
+    ),
+    Case(
+        "import regard / import torch", lambda _: None, lambda _: importing("regard"), lambda _: importing("torch"), 1.3
+    ),
+]
+
+if __name__ == "__main__":
+    main(CASES, __spec__.name)

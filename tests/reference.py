@@ -1,0 +1,156 @@
+"""The one slow definition of everything, in float64, one query and one key at a time.
+
+Nothing here is shared with the package: scores, masks and weighings are written out again, so that a
+mistake in the package cannot hide behind itself. Gradients come from autograd through these loops.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+NEGATIVE = -math.inf
+
+
+def attend(query, key, value, score, mask=None, bias=None, weigh=None, keep=None):
+    """Mean [..., q, v] and log weight [..., q].
+
+    score(q, k)      a number from two vectors; -inf: may not look
+    mask(lead, i, j) whether query i may look at key j, at that place of the leading dimensions
+    bias             [..., q, k], added to the score
+    weigh            None: softmax; else a function from a list of scores to a list of weights
+    keep             [..., q, k], what each weight is multiplied by after normalisation (dropout)
+    """
+    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
+    shape = (*leading, query.shape[-2], key.shape[-2])
+    bias = None if bias is None else bias.expand(shape)
+    means, log_weights = [], []
+    for lead in indices(leading):
+        for i in range(shape[-2]):
+            scores = []
+            for j in range(shape[-1]):
+                if mask is not None and not mask(lead, i, j):
+                    scores.append(NEGATIVE)
+                    continue
+                scores.append(score(query[lead][i], key[lead][j]))
+                if bias is not None:
+                    scores[-1] = scores[-1] + bias[lead][i, j]
+            weights, log_weight = softmax(scores) if weigh is None else (weigh(scores), math.nan)
+            mean = 0.0 * value[lead].sum(dim=0)
+            for j, weight in enumerate(weights):
+                kept = 1.0 if keep is None else keep[lead][i, j]
+                mean = mean + weight * kept * value[lead][j]
+            means.append(mean)
+            log_weights.append(torch.as_tensor(log_weight, dtype=value.dtype))
+    mean = torch.stack(means) if means else value.new_zeros(0)
+    log_weight = torch.stack(log_weights) if log_weights else value.new_zeros(0)
+    return mean.reshape(*shape[:-1], value.shape[-1]), log_weight.reshape(shape[:-1])
+
+
+def indices(leading):
+    """Every place in the leading dimensions, the last one running fastest."""
+    places = [()]
+    for size in leading:
+        places = [(*place, index) for place in places for index in range(size)]
+    return places
+
+
+def number(x):
+    return x.item() if isinstance(x, Tensor) else float(x)
+
+
+def forbidden(score):
+    return number(score) == NEGATIVE
+
+
+def softmax(scores):
+    """Weights of a list of scores, and the log of their unnormalised sum."""
+    allowed = [s for s in scores if not forbidden(s)]
+    if not allowed:
+        return [0.0 for _ in scores], NEGATIVE
+    top = max(number(s) for s in allowed)
+    total = sum(exp(s - top) for s in allowed)
+    weights = [0.0 if forbidden(s) else exp(s - top) / total for s in scores]
+    return weights, log(total) + top
+
+
+def linear(scores):
+    return [0.0 if forbidden(s) else s for s in scores]
+
+
+def hard(scores):
+    allowed = [number(s) for s in scores if not forbidden(s)]
+    best = max(allowed, default=None)
+    place = None if best is None else next(i for i, s in enumerate(scores) if number(s) == best)
+    return [1.0 if i == place else 0.0 for i in range(len(scores))]
+
+
+def exp(x):
+    return x.exp() if isinstance(x, Tensor) else math.exp(x)
+
+
+def log(x):
+    return x.log() if isinstance(x, Tensor) else math.log(x)
+
+
+# Scores of two vectors.
+
+
+def constant(q, k):
+    return 0.0 * q.sum() * k.sum()
+
+
+def dot(q, k):
+    return (q * k).sum()
+
+
+def scaled_dot(q, k):
+    return dot(q, k) / math.sqrt(len(q))
+
+
+def bilinear(weight):
+    return lambda q, k: (q[:, None] * weight * k[None, :]).sum()
+
+
+def additive(query_weight, query_bias, key_weight, weight, activation):
+    def score(q, k):
+        hidden = (query_weight * q).sum(dim=1) + query_bias + (key_weight * k).sum(dim=1)
+        return (weight * activation(hidden)).sum()
+
+    return score
+
+
+def distance(q, k, bandwidth):
+    """‖H⁻¹(q - k)‖, with the inverse of a matrix written out by torch."""
+    difference = torch.linalg.inv(bandwidth) @ (q - k) if bandwidth.ndim == 2 else (q - k) / bandwidth
+    square = (difference * difference).sum()
+    return square.sqrt() if number(square) > 0 else 0.0 * square
+
+
+def gaussian(bandwidth):
+    return lambda q, k: -(distance(q, k, bandwidth) ** 2) / 2
+
+
+def laplace(bandwidth):
+    return lambda q, k: -distance(q, k, bandwidth)
+
+
+def within(bandwidth, profile):
+    def score(q, k):
+        u = distance(q, k, bandwidth)
+        return profile(u) if number(u) < 1 else NEGATIVE
+
+    return score
+
+
+def epanechnikov(bandwidth):
+    return within(bandwidth, lambda u: (1 - u**2).log())
+
+
+def boxcar(bandwidth):
+    return within(bandwidth, lambda u: 0 * u)
+
+
+def tricube(bandwidth):
+    return within(bandwidth, lambda u: 3 * (1 - u**3).log())

@@ -1,0 +1,257 @@
+"""attend, look and plan as a user meets them: choices, errors, and what the weights say."""
+
+import math
+import re
+
+import pytest
+import torch
+from cases import ENGINES, INNER, KEYS, QUERIES, SCORES, inputs, mask_case, rand, score_case
+from torch.testing import assert_close
+
+import regard
+from regard import masks, scores, weighing
+from regard.engines.stream import Stream
+
+Q, K, V = rand(2, 3, 5, dtype=torch.float32), rand(2, 7, 5, dtype=torch.float32), rand(2, 7, 11, dtype=torch.float32)
+
+
+def refused(match, error=ValueError, query=Q, key=K, value=V, **arguments):
+    given = [x for x in (query, key, value) if isinstance(x, torch.Tensor) and x.device.type == "cpu"]
+    before = [x.clone() for x in given]
+    with pytest.raises(error, match=f"^{re.escape(match)}"):
+        regard.attend(query, key, value, **arguments)
+    with pytest.raises(error, match=f"^{re.escape(match)}"):
+        regard.plan(query, key, value, **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    refused("key and value must have one length, got 7 keys and 6 values", value=V[:, :6])
+    refused(
+        "leading dimensions of query, key and value must broadcast, got [2] and [3] and [2]", key=K[:1].expand(3, 7, 5)
+    )
+    refused("query must be [..., length, size], got shape [5]", query=Q[0, 0])
+    refused("value must have a floating point dtype, got torch.int64", TypeError, value=V.long())
+    refused("key must have a floating point dtype, got torch.bool", TypeError, key=K > 0)
+    refused("query must have a floating point dtype, got torch.complex64", TypeError, query=Q.cfloat())
+    refused("query must be a torch tensor, got list", TypeError, query=[[1.0]])
+    refused(
+        "query, key and value must have one dtype, got torch.float32, torch.float64 and torch.float32",
+        TypeError,
+        key=K.double(),
+    )
+    refused("query, key and value must be on one device, got cpu, meta and cpu", key=K.to("meta"))
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.1, math.nan])
+def test_dropout_outside_its_range_is_refused(dropout):
+    refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    refused("mask must broadcast to the scores' shape [2, 3, 7], got [7, 3]", mask=torch.ones(7, 3, dtype=torch.bool))
+    refused(
+        "mask must broadcast to the scores' shape [2, 3, 7], got [5, 2, 3, 7]",
+        mask=torch.ones(5, 2, 3, 7, dtype=torch.bool),
+    )
+    wrong = "mask must be boolean (True = may look) or a bias of dtype torch.float32, got dtype "
+    refused(wrong + "torch.int64", TypeError, mask=torch.ones(3, 7, dtype=torch.long))
+    refused(wrong + "torch.float64", TypeError, mask=torch.ones(3, 7, dtype=torch.float64))
+    refused(wrong + "torch.int64", TypeError, mask=lambda q, k: q - k)
+    refused(wrong + "torch.int64", TypeError, mask=masks.both(masks.causal, torch.ones(3, 7, dtype=torch.long)))
+    refused("a mask must return a tensor, got bool", TypeError, mask=lambda q, k: True)
+    refused("mask must be callable or a tensor, got str", TypeError, mask="causal")
+    refused("mask must be on the query's device, cpu, got meta", mask=torch.ones(3, 7, device="meta"))
+    refused(
+        "mask must broadcast to the scores' shape [2, 1, 1], got [3, 1, 1]", mask=masks.padding(torch.tensor([1, 2, 3]))
+    )
+
+
+def test_parts_that_are_no_functions_are_refused():
+    refused("score must be callable, (query, key) -> [..., q, k], got str", TypeError, score="dot")
+    refused("weigh must be callable, scores -> weights, got str", TypeError, weigh="softmax")
+
+
+@pytest.mark.parametrize("engine", ["dense", "stream"])
+def test_a_score_that_returns_something_else_is_refused(engine):
+    with pytest.raises(ValueError, match=re.escape("a score must return [..., q, k], here [2, ")):
+        regard.attend(Q, K, V, score=lambda q, k: (q @ k.mT).mT, engine=engine)
+    with pytest.raises(ValueError, match="got NoneType"):
+        regard.attend(Q, K, V, score=lambda q, k: None, engine=engine)
+    with pytest.raises(TypeError, match=r"must return the dtype of the query, torch.float32, got torch.float64"):
+        regard.attend(Q, K, V, score=lambda q, k: (q @ k.mT).double(), engine=engine)
+
+
+def test_a_weighing_that_returns_another_shape_is_refused():
+    with pytest.raises(ValueError, match=re.escape("must return the shape of the scores, [2, 3, 7], got [2, 3]")):
+        regard.attend(Q, K, V, weigh=lambda s: s.sum(dim=-1))
+
+
+@pytest.mark.parametrize("score", [scores.dot, scores.scaled_dot])
+def test_sizes_that_differ_are_refused_by_products(score):
+    with pytest.raises(ValueError, match=f"^{score} needs query and key of one size, got 5 and 4"):
+        regard.attend(Q, K[..., :4], V, score=score)
+
+
+def test_an_engine_that_cannot_says_which_can():
+    refused("engine must be one of dense, flash, stream, got 'turbo'", engine="turbo")
+    laplace = scores.Laplace(1.0)
+    refused("flash needs a score that is an inner product (has as_dot), got Laplace(", score=laplace, engine="flash")
+    with pytest.raises(ValueError, match=r"engines that can: dense, stream$"):
+        regard.attend(Q, K, V, score=laplace, engine="flash")
+    refused(
+        "flash has no dropout on the CPU, got dropout=0.5; engines that can: dense, stream", dropout=0.5, engine="flash"
+    )
+    for engine in ("flash", "stream"):
+        refused(
+            f"{engine} weighs by softmax only, got linear; engines that can: dense",
+            weigh=weighing.linear,
+            engine=engine,
+        )
+    for block in (0, (3, 0), -1):
+        with pytest.raises(ValueError, match=r"^block must be positive"):
+            Stream(block)
+
+
+def test_plan_says_what_runs_and_why():
+    big = torch.zeros(2, 8, 700, 4)
+    bias = torch.zeros(700, 700, requires_grad=True)
+    wide = torch.linspace(0, 100, 700).view(700, 1).expand(700, 4)
+    chosen = {
+        "inner product": regard.plan(big, big, big),
+        "gaussian": regard.plan(big, big, big, score=scores.Gaussian(1.0)),
+        "wide gaussian": regard.plan(wide, wide, wide, score=scores.Gaussian(1.0)),
+        "causal": regard.plan(big, big, big, mask=masks.causal),
+        "dropout": regard.plan(big, big, big, dropout=0.1),
+        "learned bias": regard.plan(big, big, big, mask=bias),
+        "large": regard.plan(big, big, big, score=scores.Laplace(1.0)),
+        "small": regard.plan(Q, K, V, score=scores.Laplace(1.0)),
+        "linear": regard.plan(big, big, big, weigh=weighing.linear),
+        "asked": regard.plan(Q, K, V, engine="stream"),
+    }
+    assert {name: plan.engine for name, plan in chosen.items()} == {
+        "inner product": "flash",
+        "gaussian": "flash",
+        "wide gaussian": "stream",
+        "causal": "flash",
+        "dropout": "stream",
+        "learned bias": "stream",
+        "large": "stream",
+        "small": "dense",
+        "linear": "dense",
+        "asked": "stream",
+    }
+    for name, word in {
+        "dropout": "dropout",
+        "linear": "linear",
+        "small": "small",
+        "asked": "asked",
+        "wide gaussian": "wide",
+    }.items():
+        assert word in chosen[name].why
+
+
+def test_a_large_mask_is_streamed_and_a_broadcast_one_is_not():
+    long = torch.zeros(2, 3000, 4)
+    assert regard.plan(long, long, long, mask=masks.padding(torch.tensor([5, 9]))).engine == "flash"
+    assert (
+        regard.plan(long, long, long, mask=masks.both(masks.causal, masks.padding(torch.tensor([5, 9])))).engine
+        == "stream"
+    )
+
+
+@pytest.mark.parametrize("score_name", SCORES)
+@pytest.mark.parametrize("mask_name", ["none", "both", "boolean", "bias", "relative"])
+def test_look_is_what_attend_averages_with(score_name, mask_name):
+    score, mask = score_case(score_name), mask_case(mask_name)
+    query, key, value = (x.detach() for x in inputs())
+    weight = regard.look(query, key, score=score.ours, mask=mask.ours)
+    assert_close(weight @ value, regard.attend(query, key, value, score=score.ours, mask=mask.ours))
+    for top in (1, 3, KEYS, KEYS + 4):
+        found = regard.look(query, key, score=score.ours, mask=mask.ours, top=top)
+        check_top(found, weight.detach(), top)
+
+
+def check_top(found, weight, top):
+    """The largest weights, falling, each with its own key; -1 and 0 where there are no more."""
+    assert found.index.shape == found.weight.shape == (*weight.shape[:-1], top)
+    wanted = torch.cat([weight, torch.zeros(*weight.shape[:-1], top, dtype=weight.dtype)], dim=-1)
+    assert_close(found.weight, wanted.sort(dim=-1, descending=True).values[..., :top])
+    seen = found.index >= 0
+    assert torch.equal(seen, found.weight > 0)
+    assert_close(weight.gather(-1, found.index.clamp(min=0))[seen], found.weight[seen])
+    pairs = found.index.masked_fill(~seen, 0) + (~seen) * (1000 + torch.arange(top))
+    assert all(row.unique().numel() == top for row in pairs.reshape(-1, top))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", [scores.scaled_dot, scores.Laplace(0.5)])
+def test_look_at_the_top_over_many_blocks(score, dtype):
+    query, key = rand(3, 601, 2, seed=1, dtype=dtype), rand(3, 1301, 2, seed=2, dtype=dtype)
+    for mask in (None, masks.causal):
+        check_top(
+            regard.look(query, key, score=score, mask=mask, top=5), regard.look(query, key, score=score, mask=mask), 5
+        )
+
+
+def test_look_gives_equal_weights_in_the_order_of_the_keys():
+    found = regard.look(torch.zeros(1, 4), torch.zeros(200, 4), top=3)
+    assert found.index.tolist() == [[0, 1, 2]]
+    assert_close(found.weight, torch.full((1, 3), 1 / 200))
+
+
+def test_look_refuses_a_matrix_above_two_gibibytes_and_says_what_to_do():
+    long = torch.zeros(1, 1, 1).expand(4, 12_000, 1)
+    with pytest.raises(ValueError, match=re.escape("[4, 12000, 12000] would take 2.1 GiB")) as caught:
+        regard.look(long, long)
+    assert "top=8" in str(caught.value)
+    assert regard.look(long[:, :3], long, top=2).weight.shape == (4, 3, 2)
+
+
+@pytest.mark.parametrize("top", [0, -1, 1.5, True])
+def test_look_refuses_a_top_that_is_no_number_of_keys(top):
+    with pytest.raises(ValueError, match=r"^top must be a positive whole number"):
+        regard.look(Q, K, top=top)
+
+
+def test_look_at_no_keys_and_by_no_queries():
+    assert regard.look(Q, K[:, :0], top=2).index.tolist() == [[[-1, -1]] * 3] * 2
+    assert regard.look(Q[:, :0], K, top=2).index.shape == (2, 0, 2)
+    assert regard.look(Q, K[:, :0]).shape == (2, 3, 0)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_one_key_gets_all_the_weight(engine):
+    query, key, value = (x.detach()[..., :1, :] for x in inputs())
+    assert_close(regard.attend(query, key, value, engine=ENGINES[engine]), value)
+
+
+def test_a_score_that_says_it_is_an_inner_product_is_taken_at_its_word():
+    class Half:
+        def as_dot(self, query, key):
+            return query, key, 0.5
+
+        def __call__(self, query, key):
+            return 0.5 * query @ key.mT
+
+    assert regard.plan(Q, K, V, score=Half()).engine == "flash"
+    for engine in ("dense", "flash", "stream"):
+        assert_close(
+            regard.attend(Q, K, V, score=Half(), engine=engine), regard.attend(Q, K, V, score=Half(), engine="dense")
+        )
+    assert all(hasattr(score_case(name).ours, "as_dot") == (name in INNER) for name in SCORES)
+
+
+def test_nothing_is_learned_twice_or_kept_between_calls():
+    """Two calls in one graph give the sum of their gradients."""
+    score = scores.Additive(5, 5, 4)
+    once = torch.autograd.grad(regard.attend(Q, K, V, score=score, engine=Stream(2)).sum(), score.weight)[0]
+    twice = sum(regard.attend(Q, K, V, score=score, engine=Stream(2)).sum() for _ in range(2))
+    assert_close(torch.autograd.grad(twice, score.weight)[0], 2 * once)
+
+
+def test_queries_and_keys_of_other_sizes_meet_under_the_scores_that_allow_it():
+    query = rand(2, QUERIES, 3, dtype=torch.float32)
+    for score in (scores.Bilinear(3, 5), scores.Additive(3, 5, 4), scores.constant):
+        for engine in (None, "stream"):
+            assert regard.attend(query, K, V, score=score, engine=engine).shape == (2, QUERIES, 11)
