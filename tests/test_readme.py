@@ -1,0 +1,46 @@
+"""What the README shows runs, and prints what it says; so do the examples."""
+
+import contextlib
+import io
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_readme_has_code_with_its_result():
+    assert len(BLOCKS) == 1
+    code = [line for line in BLOCKS[0][0].splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(code) <= 12
+
+
+@pytest.mark.parametrize(("code", "printed"), BLOCKS)
+def test_the_code_of_the_readme_prints_what_it_says(code, printed):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(code, "README.md", "exec"), {})
+    assert said.getvalue() == printed
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists() or target.startswith("https://"), f"{page.name}: {target}"
+
+
+def test_the_example_learns_and_draws(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "deep" / "weights.png"
+    monkeypatch.setattr(sys, "argv", ["weights.py", "--out", str(out)])
+    runpy.run_path(str(ROOT / "examples" / "weights.py"), run_name="__main__")
+    errors = [float(error) for error in re.findall(r"true curve ([\d.]+)", capsys.readouterr().out)]
+    assert errors == sorted(errors, reverse=True)  # average, nonparametric, learned
+    assert errors[2] < 0.3
+    image = torch.tensor(matplotlib.image.imread(out))
+    assert image.std() > 0.1
