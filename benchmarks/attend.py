@@ -1,6 +1,6 @@
 """`regard.attend` and `regard.look` beside what one would write in torch, on the CPU in float32.
 
-    python -m benchmarks.attend                     all cases; allow fifteen minutes and 12 GiB
+    python -m benchmarks.attend                     all cases; allow twenty minutes and 12 GiB
     python -m benchmarks.attend --only gaussian     those with a word in their name
     python -m benchmarks.attend --repeats 30 --json found.json
 

@@ -1,7 +1,9 @@
 """What the benchmarks share: a case, its time and peak memory beside a peer's, and the table of them.
 
 Time      both sides in one process, in turns (ours, peer, ours, peer, …), the best of several rounds,
-          after both have run once and their results were found to agree.
+          after both have run once and their results were found to agree. The allocator is as it comes:
+          who builds large matrices pays the kernel for fresh pages at every call, which on a virtual
+          machine can be most of the time.
 Memory    the peak of what one call adds to a process of its own: the highest resident memory during
           the call (VmHWM, reset before it) less the resident memory before it (VmRSS). What is returned,
           outputs and gradients, is part of it. Before, a short input has loaded what loads lazily

@@ -185,6 +185,21 @@ def test_nan_comes_out_as_nan(engine, where, mask):
         assert torch.equal(mean.isnan().any(dim=-1), wanted)
 
 
+@pytest.mark.parametrize("engine", ["flash", "stream"])
+@pytest.mark.parametrize("keys", [1, 15, 16, 40, 519])
+def test_nan_comes_out_as_nan_whatever_the_length(engine, keys):
+    """Torch's kernel treats vectors and the rest of a row apart."""
+    for sick in (slice(0, 1), slice(keys - 1, keys), slice(0, keys)):
+        for mask in (None, masks.causal):
+            query, key, value = (rand(n, 8, seed=n, dtype=torch.float32) for n in (37, keys, keys))
+            key[sick] = math.nan
+            wanted = regard.attend(query, key, value, mask=mask, engine="dense").isnan()
+            assert wanted.any() or (mask and sick.start >= 37)
+            assert torch.equal(regard.attend(query, key, value, mask=mask, engine=engine).isnan(), wanted)
+            query[3] = math.nan
+            assert regard.attend(query, key, value, mask=mask, engine=engine)[3].isnan().all()
+
+
 @pytest.mark.parametrize("engine", ["dense", "flash", "stream"])
 def test_a_hidden_key_that_is_nan_does_no_harm(engine):
     query, key, value = (x.detach() for x in inputs())

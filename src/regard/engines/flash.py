@@ -38,8 +38,6 @@ class Flash:
 
     def attend(self, job: Job) -> Tensor:
         assert isinstance(job.score, InnerProduct)
-        if not trusted(job):
-            return Stream().attend(job)
         query, key, scale = job.score.as_dot(job.query, job.key)
         value = job.value.to(query.dtype)
         size = -(-max(query.shape[-1], value.shape[-1], 1) // 8) * 8
@@ -49,6 +47,8 @@ class Flash:
         mean = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=job.dropout, scale=scale
         )
+        if suspect(mean) and not finite(job):
+            return Stream().attend(job)
         mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
         return mean.to(job.value.dtype)
 
@@ -99,9 +99,15 @@ def rows_needed(job: Job) -> int:
     return job.queries if any(block.shape[-2] > 1 for block in blocks) else 1
 
 
-def trusted(job: Job) -> bool:
-    """False where torch's CPU kernel would give zeros for NaN (pytorch#141128): `stream` takes those.
+def suspect(mean: Tensor) -> bool:
+    """Whether a row may be wrong, to judge by its first number: 0, which is also what torch's CPU kernel
+    makes of a row of NaN (pytorch#141128); or NaN, which may come from a key that the mask hides."""
+    if mean.device.type != "cpu" or not mean.numel():
+        return False
+    first = mean.detach()[..., 0]
+    return bool(((first == 0) | first.isnan()).any())
 
-    A sum is enough to know, and cheap beside the attention; one that overflows does no harm.
-    """
-    return job.query.device.type != "cpu" or bool((job.query.detach().sum() + job.key.detach().sum()).isfinite())
+
+def finite(job: Job) -> bool:
+    """Whether query and key are all numbers. A sum is enough to know; one that overflows does no harm."""
+    return bool((job.query.detach().sum() + job.key.detach().sum()).isfinite())

@@ -11,6 +11,7 @@ Results are the same to the bit from run to run: tasks write to places of their 
 share a key's gradient they are summed in a fixed order.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,12 @@ Portion = tuple[int, tuple[int, ...], slice]
 
 
 class Pairing(Protocol):
-    """How a block of scores is computed from vectors, and its slopes are taken back to them."""
+    """How a block of scores is computed from vectors, and its slopes are taken back to them.
+
+    Queries are given as `ready` makes them, once for all blocks of keys.
+    """
+
+    def ready(self, query: Tensor) -> Tensor: ...
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None: ...
 
@@ -50,18 +56,22 @@ class Products:
 
     scale: float
 
+    def ready(self, query: Tensor) -> Tensor:
+        return query * self.scale
+
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
         torch.mm(query, key.T, out=out)
-        if self.scale != 1:
-            out.mul_(self.scale)
 
     def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
         query_slope.addmm_(slope, key, alpha=self.scale)
-        key_slope.addmm_(slope.T, query, alpha=self.scale)
+        key_slope.addmm_(slope.T, query)
 
 
 class Distances:
     """-½‖query - key‖², from the differences of float64 coordinates"""
+
+    def ready(self, query: Tensor) -> Tensor:
+        return query
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
         kernels.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
@@ -125,15 +135,17 @@ class Fold:
             else:
                 out.add_(part)
 
+    @functools.cached_property
+    def row_keys(self) -> list[Any]:
+        """The dropout keys of all rows, [heads, q] each."""
+        heads = torch.arange(math.prod(self.shape[:-2])).unsqueeze(-1)
+        queries = torch.arange(self.shape[-2] if self.dropout else 0)
+        return [keys.numpy().astype(np.uint32) for keys in dropout.row_keys(self.seed, heads, queries)]
+
     def dropping(self, number: int, rows: slice) -> tuple[Any, Any]:
         """The dropout keys of some rows of the head of that number."""
-        if not self.dropout:
-            return EMPTY, EMPTY
-        first, second = dropout.row_keys(self.seed, torch.tensor(number), torch.arange(rows.start, rows.stop))
-        return first.numpy().astype(np.uint32), second.numpy().astype(np.uint32)
-
-
-EMPTY = np.empty(0, np.uint32)
+        first, second = self.row_keys
+        return first[number, rows], second[number, rows]
 
 
 def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor, Tensor]:
@@ -233,7 +245,7 @@ class Fused(torch.autograd.Function):
 
 def forward_rows(fold: Fold, head: Head, rows: slice) -> None:
     """Mean and log weight of some queries of one head."""
-    query, value = head.query[rows].contiguous(), head.value
+    query, value = fold.pairing.ready(head.query[rows].contiguous()), head.value
     count, keys = len(query), len(head.key)
     highest, total, fade = head.highest[rows].fill_(-math.inf), head.total[rows].zero_(), value.new_empty(count)
     summed = value.new_zeros(count, value.shape[-1])
@@ -256,7 +268,7 @@ def forward_rows(fold: Fold, head: Head, rows: slice) -> None:
 
 def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice) -> None:
     """Add what some queries of one head give to the slopes of queries, keys and values."""
-    query, mean_slope = head.query[rows].contiguous(), slopes.mean[rows].contiguous()
+    query, mean_slope = fold.pairing.ready(head.query[rows].contiguous()), slopes.mean[rows].contiguous()
     highest, total, offset = (x[rows].numpy() for x in (head.highest, head.total, slopes.offset))
     count, keys = len(query), len(head.key)
     room, more_room = (mean_slope.new_empty(count * min(fold.block[1], keys)) for _ in range(2))
@@ -324,7 +336,7 @@ def top_scores(job: Job, top: int, block: tuple[int, int]) -> tuple[Tensor, Tens
 
     def task(item: Portion) -> None:
         _, lead, rows = item
-        some, head = query[lead][rows].contiguous(), key[lead]
+        some, head = fold.pairing.ready(query[lead][rows].contiguous()), key[lead]
         count = len(some)
         highest, total = best.new_full([count], -math.inf), best.new_zeros(count)
         room = best.new_empty(count * min(block[1], len(head)))
