@@ -13,10 +13,9 @@ share a key's gradient they are summed in a fixed order.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.engines import dropout, kernels
 from regard.engines.job import Job, spans
+from regard.engines.threads import Room, spread
 from regard.masks import Mask, block_of, parts_of
 from regard.parts import Attended
 from regard.scores import InnerProduct, SquaredDistance
@@ -200,10 +200,12 @@ class Fused(torch.autograd.Function):
         mean = value.new_empty(*fold.shape[:-1], value.shape[-1])
         highest, total = value.new_empty(fold.shape[:-1]), value.new_empty(fold.shape[:-1])
 
+        room = Room()
+
         def task(item: Portion) -> None:
             number, lead, rows = item
             tensors = query, key, value, mean, highest, total
-            forward_rows(fold, Head(number, lead, *(x[lead] for x in tensors)), rows)
+            forward_rows(fold, Head(number, lead, *(x[lead] for x in tensors)), rows, room)
 
         spread(task, fold.portions(fold.block[0]))
         ctx.fold = fold
@@ -225,6 +227,8 @@ class Fused(torch.autograd.Function):
         shares = 1 if heads >= torch.get_num_threads() else torch.get_num_threads()
         size = max(1, -(-fold.shape[-2] // shares))
 
+        room = Room()
+
         def task(item: Portion) -> Slopes:
             number, lead, rows = item
             head = Head(number, lead, *(x[lead] for x in (query, key, value, mean, highest, total)))
@@ -232,7 +236,7 @@ class Fused(torch.autograd.Function):
             if rows.start:
                 slopes = slopes._replace(key=torch.zeros_like(slopes.key), value=torch.zeros_like(slopes.value))
             for part in spans(rows.stop - rows.start, fold.block[0]):
-                backward_rows(fold, head, slopes, slice(rows.start + part.start, rows.start + part.stop))
+                backward_rows(fold, head, slopes, slice(rows.start + part.start, rows.start + part.stop), room)
             return slopes
 
         work = fold.portions(size)
@@ -243,20 +247,19 @@ class Fused(torch.autograd.Function):
         return None, query_slope, key_slope, value_slope
 
 
-def forward_rows(fold: Fold, head: Head, rows: slice) -> None:
+def forward_rows(fold: Fold, head: Head, rows: slice, room: Room) -> None:
     """Mean and log weight of some queries of one head."""
     query, value = fold.pairing.ready(head.query[rows].contiguous()), head.value
     count, keys = len(query), len(head.key)
     highest, total, fade = head.highest[rows].fill_(-math.inf), head.total[rows].zero_(), value.new_empty(count)
     summed = value.new_zeros(count, value.shape[-1])
-    room = value.new_empty(count * min(fold.block[1], keys))
     first, second = fold.dropping(head.number, rows)
     drop, scale = constants(fold, value.dtype)
     for columns in spans(keys, fold.block[1]):
         masking = fold.masking(head.lead, rows, columns)
         if masking is None:
             continue
-        weight = room[: count * (columns.stop - columns.start)].view(count, -1)
+        weight = room.block(0, count, columns.stop - columns.start, value)
         fold.scores(query, head.key[columns], weight, masking)
         kernels.soften(
             weight.numpy(), highest.numpy(), total.numpy(), fade.numpy(), first, second, columns.start, drop, scale
@@ -266,12 +269,11 @@ def forward_rows(fold: Fold, head: Head, rows: slice) -> None:
     head.mean[rows] = summed.div_(total.unsqueeze(1))
 
 
-def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice) -> None:
+def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Room) -> None:
     """Add what some queries of one head give to the slopes of queries, keys and values."""
     query, mean_slope = fold.pairing.ready(head.query[rows].contiguous()), slopes.mean[rows].contiguous()
     highest, total, offset = (x[rows].numpy() for x in (head.highest, head.total, slopes.offset))
     count, keys = len(query), len(head.key)
-    room, more_room = (mean_slope.new_empty(count * min(fold.block[1], keys)) for _ in range(2))
     first, second = fold.dropping(head.number, rows)
     drop, scale = constants(fold, mean_slope.dtype)
     for columns in spans(keys, fold.block[1]):
@@ -279,7 +281,7 @@ def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice) -> None:
         if masking is None:
             continue
         key, value = head.key[columns], head.value[columns]
-        weight, slope = (part[: count * len(key)].view(count, -1) for part in (room, more_room))
+        weight, slope = (room.block(number, count, len(key), value) for number in range(2))
         fold.scores(query, key, weight, masking)
         torch.mm(mean_slope, value.T, out=slope)
         kernels.soften_backward(
@@ -295,56 +297,24 @@ def constants(fold: Fold, dtype: torch.dtype) -> tuple[Any, Any]:
     return np.uint32(dropout.threshold(fold.dropout)), number(dropout.keep_scale(fold.dropout))
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:
-    """The task on each item, over as many threads as torch has; results in the order of the items.
-
-    Each thread keeps torch's own parallelism off, so that a block stays in its core's cache. Threads are
-    made for the call: a pool that outlives it would not survive a fork, as a data loader's.
-    """
-    threads = min(torch.get_num_threads(), len(work))
-    if threads < 2:
-        return [quiet(task, item) for item in work]
-
-    def alone(item: Item) -> Result:
-        torch.set_num_threads(1)  # of this thread; also of threads yet to start, hence the line below
-        return quiet(task, item)
-
-    allowed = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(alone, work))
-    finally:
-        torch.set_num_threads(allowed)
-
-
-def quiet(task: Callable[[Item], Result], item: Item) -> Result:
-    """The task without gradients: a thread starts with them on."""
-    with torch.no_grad():
-        return task(item)
-
-
 def top_scores(job: Job, top: int, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """The `top` largest scores of each query, their keys, and the log weight of all keys."""
     fold, query, key = prepared(job, 0, block)
     best = job.query.new_full([*fold.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
     log_weight = best.new_empty(fold.shape[:-1])
+    room = Room()
 
     def task(item: Portion) -> None:
         _, lead, rows = item
         some, head = fold.pairing.ready(query[lead][rows].contiguous()), key[lead]
         count = len(some)
         highest, total = best.new_full([count], -math.inf), best.new_zeros(count)
-        room = best.new_empty(count * min(block[1], len(head)))
         for columns in spans(len(head), block[1]):
             masking = fold.masking(lead, rows, columns)
             if masking is None:
                 continue
-            scores = room[: count * (columns.stop - columns.start)].view(count, -1)
+            scores = room.block(0, count, columns.stop - columns.start, best)
             fold.scores(some, head[columns], scores, masking)
             kernels.keep_best(
                 scores.numpy(),
