@@ -22,7 +22,7 @@ from regard.engines.stream import Stream, mask_gradient
 from regard.engines.top import top_weights
 from regard.masks import Mask, block_of, parts_of
 from regard.parts import Attended
-from regard.scores import InnerProduct, Score, SquaredDistance, scaled_dot
+from regard.scores import Score, is_inner_product, is_squared_distance, scaled_dot
 from regard.weighing import Weighing, softmax
 
 
@@ -169,7 +169,8 @@ def choose(job: Job) -> Plan:
     if not job.pairs:
         return Plan("dense", "there is nothing to look at, or nobody to look")
     on_cpu = job.query.device.type == "cpu"
-    if isinstance(job.score, InnerProduct):
+    score = job.score
+    if is_inner_product(score):
         if on_cpu and job.dropout:
             return Plan("stream", "dropout: torch's kernel for the CPU would build the matrix for it")
         if on_cpu and mask_gradient(job):
@@ -177,8 +178,8 @@ def choose(job: Job) -> Plan:
         elements = flash.mask_elements(job)
         if elements > flash.MASK_LIMIT:
             return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
-        if on_cpu and isinstance(job.score, SquaredDistance) and job.query.dtype == torch.float32 and not small(job):
-            query, _, _ = job.score.as_dot(job.query.detach(), job.key.detach())
+        if on_cpu and is_squared_distance(job.score) and job.query.dtype == torch.float32 and not small(job):
+            query, _, _ = score.as_dot(job.query.detach(), job.key.detach())
             if query.dtype != job.query.dtype:
                 return Plan("stream", "the data is wide against the bandwidth: distances are had from differences")
         return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
@@ -234,7 +235,7 @@ def checked(
     job = Job(query, key, value, score, mask, weigh, float(dropout))
     try:
         shape = job.shape
-    except RuntimeError:
+    except ValueError:
         shapes = " and ".join(str(list(x.shape[:-2])) for x in (query, key, value))
         raise ValueError(f"leading dimensions of query, key and value must broadcast, got {shapes}") from None
     for part in parts_of(mask):
@@ -262,7 +263,7 @@ def check_mask(part: Mask, shape: torch.Size, query: Tensor) -> None:
         raise ValueError(f"mask must be on the query's device, {query.device}, got {part.device}")
     try:
         fits = broadcast(part.shape, shape) == shape
-    except RuntimeError:
+    except ValueError:
         fits = False
     if not fits:
         raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")

@@ -17,7 +17,7 @@ u = ‖H⁻¹(query - key)‖, where the bandwidth H is a number, one number a f
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +25,26 @@ from torch import Tensor, nn
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
-@runtime_checkable
 class InnerProduct(Protocol):
     """A score that is an inner product, and says of what."""
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]: ...
 
 
-@runtime_checkable
 class SquaredDistance(Protocol):
     """A score that is -½ times a squared distance, and says of what."""
 
     def as_distance(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def is_inner_product(score: object) -> TypeGuard[InnerProduct]:
+    """Whether a score says it is an inner product."""
+    return hasattr(score, "as_dot")
+
+
+def is_squared_distance(score: object) -> TypeGuard[SquaredDistance]:
+    """Whether a score says it is a squared distance."""
+    return hasattr(score, "as_distance")
 
 
 class Constant:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from regard.engines.job import Job, broadcast, whole_mask
 from regard.engines.stream import Stream
 from regard.masks import as_bias, block_of, causal, parts_of
-from regard.scores import InnerProduct
+from regard.scores import is_inner_product
 from regard.weighing import softmax
 
 MASK_LIMIT = 2**24
@@ -28,7 +28,7 @@ class Flash:
     name = "flash"
 
     def refuses(self, job: Job) -> str | None:
-        if not isinstance(job.score, InnerProduct):
+        if not is_inner_product(job.score):
             return f"flash needs a score that is an inner product (has as_dot), got {job.score!r}"
         if job.weigh is not softmax:
             return f"flash weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
@@ -37,7 +37,7 @@ class Flash:
         return None
 
     def attend(self, job: Job) -> Tensor:
-        assert isinstance(job.score, InnerProduct)
+        assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
         value = job.value.to(query.dtype)
         size = -(-max(query.shape[-1], value.shape[-1], 1) // 8) * 8
@@ -104,8 +104,8 @@ def suspect(mean: Tensor) -> bool:
     makes of a row of NaN (pytorch#141128); or NaN, which may come from a key that the mask hides."""
     if mean.device.type != "cpu" or not mean.numel():
         return False
-    first = mean.detach()[..., 0]
-    return bool(((first == 0) | first.isnan()).any())
+    least = mean.detach()[..., 0].abs().min()
+    return not bool(least > 0)
 
 
 def finite(job: Job) -> bool:

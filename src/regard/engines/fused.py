@@ -27,7 +27,7 @@ from regard.engines.job import Job, spans
 from regard.engines.threads import Room, spread
 from regard.masks import Mask, block_of, parts_of
 from regard.parts import Attended
-from regard.scores import InnerProduct, SquaredDistance
+from regard.scores import is_inner_product, is_squared_distance
 
 BLOCK = (512, 512)
 """Queries and keys a block: 1 MiB of float32 scores, and as much of slopes, in a core's L2 cache."""
@@ -151,11 +151,11 @@ class Fold:
 def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor, Tensor]:
     """The fold, and the vectors it pairs. Bandwidths and projections learn through autograd, outside it."""
     pairing: Pairing
-    if isinstance(job.score, SquaredDistance):
+    if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
         pairing = Distances()
     else:
-        assert isinstance(job.score, InnerProduct)
+        assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
         pairing = Products(scale)
     query, key = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key))
@@ -170,23 +170,22 @@ def attend_parts(job: Job, seed: int, block: tuple[int, int]) -> Attended:
 
 
 class Head(NamedTuple):
-    """One head's tensors, all of two dimensions but the last."""
+    """One head's tensors. What is only read and written by kernels is an array: to slice one costs less."""
 
     number: int  # counted over the leading dimensions
     lead: tuple[int, ...]  # its place in them
     query: Tensor
     key: Tensor
     value: Tensor
-    mean: Tensor
-    highest: Tensor  # [q]  the largest score
-    total: Tensor  # [q]  the sum of exp(score - highest)
+    highest: Any  # [q]  the largest score
+    total: Any  # [q]  the sum of exp(score - highest)
 
 
 class Slopes(NamedTuple):
     """What the loss gains with one head's tensors: two known, three to be added to."""
 
     mean: Tensor
-    offset: Tensor  # [q]  mean' · mean - log_weight'
+    offset: Any  # [q]  mean' · mean - log_weight'
     query: Tensor
     key: Tensor
     value: Tensor
@@ -199,13 +198,12 @@ class Fused(torch.autograd.Function):
     def forward(ctx: Any, fold: Fold, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         mean = value.new_empty(*fold.shape[:-1], value.shape[-1])
         highest, total = value.new_empty(fold.shape[:-1]), value.new_empty(fold.shape[:-1])
-
+        tensors = query, key, value, highest.numpy(), total.numpy()
         room = Room()
 
         def task(item: Portion) -> None:
             number, lead, rows = item
-            tensors = query, key, value, mean, highest, total
-            forward_rows(fold, Head(number, lead, *(x[lead] for x in tensors)), rows, room)
+            forward_rows(fold, Head(number, lead, *(x[lead] for x in tensors)), rows, mean[lead][rows], room)
 
         spread(task, fold.portions(fold.block[0]))
         ctx.fold = fold
@@ -221,18 +219,19 @@ class Fused(torch.autograd.Function):
             torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
         offset = (mean_slope * mean).sum(dim=-1) - weight_slope
+        tensors = query, key, value, highest.numpy(), total.numpy()
+        slope_tensors = mean_slope, offset.numpy(), query_slope, key_slope, value_slope
+        room = Room()
         # Where heads are fewer than threads, a head's queries are shared out; each share has key and
         # value gradients of its own, added up below in the order of the shares.
         heads = math.prod(fold.shape[:-2])
         shares = 1 if heads >= torch.get_num_threads() else torch.get_num_threads()
         size = max(1, -(-fold.shape[-2] // shares))
 
-        room = Room()
-
         def task(item: Portion) -> Slopes:
             number, lead, rows = item
-            head = Head(number, lead, *(x[lead] for x in (query, key, value, mean, highest, total)))
-            slopes = Slopes(*(x[lead] for x in (mean_slope, offset, query_slope, key_slope, value_slope)))
+            head = Head(number, lead, *(x[lead] for x in tensors))
+            slopes = Slopes(*(x[lead] for x in slope_tensors))
             if rows.start:
                 slopes = slopes._replace(key=torch.zeros_like(slopes.key), value=torch.zeros_like(slopes.value))
             for part in spans(rows.stop - rows.start, fold.block[0]):
@@ -247,12 +246,13 @@ class Fused(torch.autograd.Function):
         return None, query_slope, key_slope, value_slope
 
 
-def forward_rows(fold: Fold, head: Head, rows: slice, room: Room) -> None:
-    """Mean and log weight of some queries of one head."""
+def forward_rows(fold: Fold, head: Head, rows: slice, mean: Tensor, room: Room) -> None:
+    """Fill in the mean, the highest score and the sum of some queries of one head."""
     query, value = fold.pairing.ready(head.query[rows].contiguous()), head.value
     count, keys = len(query), len(head.key)
-    highest, total, fade = head.highest[rows].fill_(-math.inf), head.total[rows].zero_(), value.new_empty(count)
-    summed = value.new_zeros(count, value.shape[-1])
+    sums = head.highest[rows], head.total[rows], mean.numpy()
+    for array, start in zip(sums, (-math.inf, 0.0, 0.0), strict=True):
+        array.fill(start)
     first, second = fold.dropping(head.number, rows)
     drop, scale = constants(fold, value.dtype)
     for columns in spans(keys, fold.block[1]):
@@ -261,18 +261,15 @@ def forward_rows(fold: Fold, head: Head, rows: slice, room: Room) -> None:
             continue
         weight = room.block(0, count, columns.stop - columns.start, value)
         fold.scores(query, head.key[columns], weight, masking)
-        kernels.soften(
-            weight.numpy(), highest.numpy(), total.numpy(), fade.numpy(), first, second, columns.start, drop, scale
-        )
-        summed.mul_(fade.unsqueeze(1)).addmm_(weight, value[columns])
-    total.masked_fill_(total == 0, 1.0)
-    head.mean[rows] = summed.div_(total.unsqueeze(1))
+        kernels.soften(weight.numpy(), *sums, first, second, columns.start, drop, scale)
+        mean.addmm_(weight, value[columns])
+    kernels.normalise(*sums[1:])
 
 
 def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Room) -> None:
     """Add what some queries of one head give to the slopes of queries, keys and values."""
     query, mean_slope = fold.pairing.ready(head.query[rows].contiguous()), slopes.mean[rows].contiguous()
-    highest, total, offset = (x[rows].numpy() for x in (head.highest, head.total, slopes.offset))
+    sums = head.highest[rows], head.total[rows], slopes.offset[rows]
     count, keys = len(query), len(head.key)
     first, second = fold.dropping(head.number, rows)
     drop, scale = constants(fold, mean_slope.dtype)
@@ -284,9 +281,7 @@ def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Roo
         weight, slope = (room.block(number, count, len(key), value) for number in range(2))
         fold.scores(query, key, weight, masking)
         torch.mm(mean_slope, value.T, out=slope)
-        kernels.soften_backward(
-            weight.numpy(), slope.numpy(), highest, total, offset, first, second, columns.start, drop, scale
-        )
+        kernels.soften_backward(weight.numpy(), slope.numpy(), *sums, first, second, columns.start, drop, scale)
         slopes.value[columns].addmm_(weight.T, mean_slope)
         fold.pairing.pull(slope, query, key, slopes.query[rows], slopes.key[columns])
 

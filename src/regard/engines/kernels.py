@@ -164,12 +164,12 @@ def distances_backward(
 
 @njit(nogil=True, cache=True, fastmath=SUM)
 def soften(
-    block: Any, highest: Any, total: Any, fade: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
+    block: Any, highest: Any, total: Any, summed: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
 ) -> None:
     """Scores become exp(score - highest), dropped and scaled; the running sums are brought up to date.
 
     highest, total [rows]   the largest score so far, and the sum of exp(score - highest), kept or not
-    fade [rows]             out: what the sums so far were multiplied by, as `highest` rose
+    summed [rows, values]   the values weighted so far; it fades as `highest` rises
     first, second [rows]    the rows' dropout keys; start: the index of the block's first key
     drop, scale             the dropout threshold (0: none) and what kept weights are multiplied by
     """
@@ -181,22 +181,33 @@ def soften(
         highest[i] = shift
         if shift == -np.inf:  # nothing to be seen so far
             row[:] = 0
-            fade[i] = 1
             continue
-        fade[i] = exponential(before - shift)
-        summed = nothing
+        fade = exponential(before - shift)
+        for v in range(summed.shape[1]):
+            summed[i, v] *= fade
+        weights = nothing
         if drop == 0:
             for j in range(row.shape[0]):
                 weight = exponential(row[j] - shift)
-                summed += weight
+                weights += weight
                 row[j] = weight
         else:
             one, two = np.uint32(first[i] + np.uint32(start)), second[i]
             for j in range(row.shape[0]):
                 weight = exponential(row[j] - shift)
-                summed += weight
+                weights += weight
                 row[j] = nothing if hashed(one, two, j) < drop else weight * scale
-        total[i] = total[i] * fade[i] + summed
+        total[i] = total[i] * fade + weights
+
+
+@njit(nogil=True, cache=True, fastmath=EXACT)
+def normalise(total: Any, summed: Any) -> None:
+    """Sums become means; who saw nothing keeps a mean of 0, and a total of 1 so that its logarithm is 0."""
+    for i in range(summed.shape[0]):
+        if total[i] == 0:
+            total[i] = 1
+        for v in range(summed.shape[1]):
+            summed[i, v] /= total[i]
 
 
 @njit(nogil=True, cache=True, fastmath=SUM)

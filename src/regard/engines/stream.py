@@ -28,7 +28,7 @@ from regard.engines import dropout
 from regard.engines.job import Job, masked, scores_of, spans
 from regard.masks import Mask, block_of, parts_of
 from regard.parts import Attended
-from regard.scores import InnerProduct, SquaredDistance
+from regard.scores import is_inner_product, is_squared_distance
 from regard.weighing import softmax
 
 CACHE = 2**19
@@ -75,7 +75,7 @@ class Stream:
 
 def fusible(job: Job) -> bool:
     """Whether the fused loops can do it: they need a known score, and a mask without a gradient."""
-    known = isinstance(job.score, InnerProduct | SquaredDistance)
+    known = is_inner_product(job.score) or is_squared_distance(job.score)
     usual = job.query.device.type == "cpu" and job.query.dtype in (torch.float32, torch.float64)
     return known and usual and not mask_gradient(job)
 

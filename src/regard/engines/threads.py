@@ -17,13 +17,16 @@ class Room(threading.local):
 
     def __init__(self) -> None:
         self.tensors: dict[int, Tensor] = {}
+        self.blocks: dict[tuple[int, int, int], Tensor] = {}
 
     def block(self, which: int, rows: int, columns: int, like: Tensor) -> Tensor:
         """`[rows, columns]` of anything, in the place of that number."""
-        size = rows * columns
-        if which not in self.tensors or self.tensors[which].numel() < size:
-            self.tensors[which] = like.new_empty(size)
-        return self.tensors[which][:size].view(rows, columns)
+        if (which, rows, columns) not in self.blocks:
+            size = rows * columns
+            if which not in self.tensors or self.tensors[which].numel() < size:
+                self.tensors[which] = like.new_empty(size)
+            self.blocks[which, rows, columns] = self.tensors[which][:size].view(rows, columns)
+        return self.blocks[which, rows, columns]
 
 
 def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:
