@@ -110,6 +110,13 @@ def mask_case(name):
         "bias": lambda: MaskCase(bias, None, bias, (bias,)),
         "row bias": lambda: MaskCase(row, None, row, (row,)),
         "causal bias": lambda: MaskCase(masks.both(masks.causal, bias), lambda lead, i, j: j <= i, bias, (bias,)),
+        "row of booleans": lambda: MaskCase(holes[0, 0, 0], lambda lead, i, j: holes[0, 0, 0, j]),
+        "nested": lambda: MaskCase(
+            masks.both(masks.both(masks.window(2), row), masks.both(holes, masks.padding(lengths))),
+            lambda lead, i, j: abs(i - j) <= 2 and holes[lead][i, j] and j < lengths[lead[0]],
+            row,
+            (row,),
+        ),
         "relative": lambda: MaskCase(lambda q, k: slope * (k - q), None, slope * index, (slope,)),
         "forbidding bias": lambda: MaskCase(
             torch.where(holes, 0.0, -torch.inf).double(), lambda lead, i, j: holes[lead][i, j]
@@ -119,9 +126,10 @@ def mask_case(name):
 
 MASKS = [
     *["none", "causal", "padding", "window", "both", "boolean", "bias", "row bias", "causal bias", "relative"],
-    "forbidding bias",
+    *["forbidding bias", "row of booleans", "nested"],
 ]
 ENGINES = {
+    "chosen": None,
     "dense": Dense(),
     "flash": Flash(),
     "stream": Stream(),

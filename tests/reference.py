@@ -12,31 +12,42 @@ from torch import Tensor
 NEGATIVE = -math.inf
 
 
-def attend(query, key, value, score, mask=None, bias=None, weigh=None, keep=None):
-    """Mean [..., q, v] and log weight [..., q].
+def logits(query, key, leading, score, mask=None, bias=None):
+    """A list of scores for each query of each place in the leading dimensions.
 
     score(q, k)      a number from two vectors; -inf: may not look
     mask(lead, i, j) whether query i may look at key j, at that place of the leading dimensions
     bias             [..., q, k], added to the score
+    """
+    query, key = (x.expand(*leading, *x.shape[-2:]) for x in (query, key))
+    bias = None if bias is None else bias.expand(*leading, query.shape[-2], key.shape[-2])
+    found = {}
+    for lead in indices(leading):
+        for i in range(query.shape[-2]):
+            row = []
+            for j in range(key.shape[-2]):
+                if mask is not None and not mask(lead, i, j):
+                    row.append(NEGATIVE)
+                    continue
+                row.append(score(query[lead][i], key[lead][j]))
+                if bias is not None:
+                    row[-1] = row[-1] + bias[lead][i, j]
+            found[lead, i] = row
+    return found
+
+
+def average(scores, value, leading, queries, weigh=None, keep=None):
+    """Mean [..., q, v] and log weight [..., q] of such lists.
+
     weigh            None: softmax; else a function from a list of scores to a list of weights
     keep             [..., q, k], what each weight is multiplied by after normalisation (dropout)
     """
-    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
-    shape = (*leading, query.shape[-2], key.shape[-2])
-    bias = None if bias is None else bias.expand(shape)
+    value = value.expand(*leading, *value.shape[-2:])
     means, log_weights = [], []
     for lead in indices(leading):
-        for i in range(shape[-2]):
-            scores = []
-            for j in range(shape[-1]):
-                if mask is not None and not mask(lead, i, j):
-                    scores.append(NEGATIVE)
-                    continue
-                scores.append(score(query[lead][i], key[lead][j]))
-                if bias is not None:
-                    scores[-1] = scores[-1] + bias[lead][i, j]
-            weights, log_weight = softmax(scores) if weigh is None else (weigh(scores), math.nan)
+        for i in range(queries):
+            row = scores[lead, i]
+            weights, log_weight = softmax(row) if weigh is None else (weigh(row), math.nan)
             mean = 0.0 * value[lead].sum(dim=0)
             for j, weight in enumerate(weights):
                 kept = 1.0 if keep is None else keep[lead][i, j]
@@ -45,7 +56,14 @@ def attend(query, key, value, score, mask=None, bias=None, weigh=None, keep=None
             log_weights.append(torch.as_tensor(log_weight, dtype=value.dtype))
     mean = torch.stack(means) if means else value.new_zeros(0)
     log_weight = torch.stack(log_weights) if log_weights else value.new_zeros(0)
-    return mean.reshape(*shape[:-1], value.shape[-1]), log_weight.reshape(shape[:-1])
+    return mean.reshape(*leading, queries, value.shape[-1]), log_weight.reshape(*leading, queries)
+
+
+def attend(query, key, value, score, mask=None, bias=None, weigh=None, keep=None):
+    """Both in one."""
+    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    scores = logits(query, key, leading, score, mask, bias)
+    return average(scores, value, leading, query.shape[-2], weigh, keep)
 
 
 def indices(leading):

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from cases import ENGINES, INNER, KEYS, QUERIES, SCORES, inputs, mask_case, rand, score_case
@@ -48,6 +49,11 @@ def test_dropout_outside_its_range_is_refused(dropout):
     refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
 
 
+@pytest.mark.parametrize("dropout", ["0.1", None, True])
+def test_dropout_that_is_no_number_is_refused(dropout):
+    refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout)
+
+
 def test_masks_that_do_not_fit_are_refused():
     refused("mask must broadcast to the scores' shape [2, 3, 7], got [7, 3]", mask=torch.ones(7, 3, dtype=torch.bool))
     refused(
@@ -63,8 +69,12 @@ def test_masks_that_do_not_fit_are_refused():
     refused("mask must be callable or a tensor, got str", TypeError, mask="causal")
     refused("mask must be on the query's device, cpu, got meta", mask=torch.ones(3, 7, device="meta"))
     refused(
-        "mask must broadcast to the scores' shape [2, 1, 1], got [3, 1, 1]", mask=masks.padding(torch.tensor([1, 2, 3]))
+        "a mask must fit the leading dimensions of the scores, [2], got one with [3]",
+        mask=masks.padding(torch.tensor([1, 2, 3])),
     )
+    for engine in ("dense", "flash", "stream"):
+        with pytest.raises(ValueError, match=re.escape("must return what broadcasts to [..., 3, 7], got [3, 2]")):
+            regard.attend(Q, K, V, engine=engine, mask=lambda q, k: torch.ones(q.numel(), 2, dtype=torch.bool))
 
 
 def test_parts_that_are_no_functions_are_refused():
@@ -89,8 +99,7 @@ def test_a_weighing_that_returns_another_shape_is_refused():
 
 @pytest.mark.parametrize("score", [scores.dot, scores.scaled_dot])
 def test_sizes_that_differ_are_refused_by_products(score):
-    with pytest.raises(ValueError, match=f"^{score} needs query and key of one size, got 5 and 4"):
-        regard.attend(Q, K[..., :4], V, score=score)
+    refused(f"{score} needs query and key of one size, got 5 and 4", key=K[..., :4], score=score)
 
 
 def test_an_engine_that_cannot_says_which_can():
@@ -108,9 +117,11 @@ def test_an_engine_that_cannot_says_which_can():
             weigh=weighing.linear,
             engine=engine,
         )
-    for block in (0, (3, 0), -1):
-        with pytest.raises(ValueError, match=r"^block must be positive"):
+    for block in (0, (3, 0), -1, 1.5, "3", (), (2,), (1, 2, 3), True):
+        with pytest.raises(ValueError, match=r"^block must be a positive whole number, or two of them, got "):
             Stream(block)
+    for engine in (5, Stream):
+        refused("engine must be a name or an engine such as Stream(block=256), got ", TypeError, engine=engine)
 
 
 def test_plan_says_what_runs_and_why():
@@ -212,6 +223,23 @@ def test_look_refuses_a_matrix_above_two_gibibytes_and_says_what_to_do():
 def test_look_refuses_a_top_that_is_no_number_of_keys(top):
     with pytest.raises(ValueError, match=r"^top must be a positive whole number"):
         regard.look(Q, K, top=top)
+
+
+def test_look_takes_any_whole_number_and_holds_no_more_than_the_matrix():
+    assert regard.look(Q, K, top=np.int64(3)).index.shape == (2, 3, 3)
+    seen = []
+
+    class Heavy:
+        width = 3
+
+        def __call__(self, query, key):
+            seen.append(query.shape[-2])
+            return query @ key.mT
+
+    assert_close(
+        regard.look(Q, K, score=Heavy(), mask=masks.causal), regard.look(Q, K, score=scores.dot, mask=masks.causal)
+    )
+    assert seen == [1, 1, 1]
 
 
 def test_look_at_no_keys_and_by_no_queries():

@@ -1,5 +1,7 @@
 """Masks: what each lets through, and what it refuses."""
 
+import pickle
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -40,8 +42,26 @@ def test_padding_refuses_what_are_no_lengths(lengths):
 def test_negative_numbers_are_refused():
     with pytest.raises(ValueError, match=r"^lengths must not be negative, got -3"):
         masks.padding(torch.tensor([2, -3]))
-    with pytest.raises(ValueError, match=r"^radius must not be negative, got -1"):
-        masks.window(-1)
+    for radius in (-1, float("nan")):
+        with pytest.raises(ValueError, match=f"^radius must not be negative, got {radius}"):
+            masks.window(radius)
+
+
+def test_masks_can_be_sent_to_another_process():
+    mask = pickle.loads(pickle.dumps(masks.both(masks.padding(torch.tensor([2])), masks.window(1))))
+    assert mask(ROWS, COLUMNS).tolist() == [
+        [[True, True, False]] * 1 + [[True, True, False]] + [[False, True, False]] + [[False] * 3] * 2
+    ]
+
+
+def test_both_is_a_mask_of_its_own_even_when_shifted():
+    query, key, value = torch.randn(2, 4, 3), torch.randn(2, 6, 3), torch.randn(2, 6, 3)
+    row, table = torch.rand(6) > 0.3, torch.rand(2, 6, 6) > 0.3
+    row[0] = table[..., 0] = True
+    mask = masks.both(masks.both(masks.causal, row), table)
+    shifted = regard.attend(query, key, value, mask=lambda q, k: mask(q + 2, k))
+    six = torch.cat([torch.randn(2, 2, 3), query], dim=1)
+    assert_close(shifted, regard.attend(six, key, value, mask=mask)[:, 2:])
 
 
 def test_both_of_any_kinds():

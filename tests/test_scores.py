@@ -67,10 +67,44 @@ def test_bandwidths_learn_when_they_are_parameters_or_made_from_one():
         assert_close(by_log, by_width)  # d/d log h = h d/dh, and h = 1
 
 
-def test_a_bandwidth_moves_and_is_saved_with_its_module():
-    model = nn.Sequential(scores.Gaussian(2.0))
-    assert list(model.state_dict()) == ["0.bandwidth"]
-    assert "bandwidth=2.0" in repr(model)
+def test_a_fixed_bandwidth_is_a_setting_and_a_learned_one_is_state():
+    assert list(nn.Sequential(scores.Gaussian(2.0)).state_dict()) == []
+    assert list(nn.Sequential(scores.Gaussian(nn.Parameter(torch.ones(2)))).state_dict()) == ["0.bandwidth"]
+    assert "bandwidth=2.0" in repr(scores.Gaussian(2.0))
+    assert scores.Gaussian(1e-9).half().bandwidth == 1e-9  # it is kept as it was written
+    frozen = nn.Parameter(torch.ones(()), requires_grad=False)
+    assert list(scores.Gaussian(frozen).parameters()) == [frozen]
+
+
+@pytest.mark.parametrize(("bandwidth", "got"), [(None, "NoneType"), ("a", "str"), (True, "bool")])
+def test_a_bandwidth_that_is_no_number_is_refused(bandwidth, got):
+    with pytest.raises(TypeError, match=f"bandwidth must be a number or a tensor, got {got}"):
+        scores.Gaussian(bandwidth)
+    with pytest.raises(TypeError, match=r"bandwidth must be of real numbers, got torch.complex64"):
+        scores.Gaussian(torch.ones(2, dtype=torch.complex64))
+
+
+def test_a_learned_matrix_that_became_singular_is_refused():
+    matrix = nn.Parameter(torch.eye(2))
+    score = scores.Gaussian(matrix)
+    with torch.no_grad():
+        matrix.zero_()
+    with pytest.raises(ValueError, match="a bandwidth matrix must be finite and invertible"):
+        score(torch.randn(3, 2), torch.randn(4, 2))
+
+
+def test_additive_refuses_what_it_cannot_be_made_of():
+    with pytest.raises(ValueError, match="hidden must be positive, got 0"):
+        scores.Additive(3, 3, 0)
+    with pytest.raises(TypeError, match=r"activation must be callable, such as torch.tanh, got 'tanh'"):
+        scores.Additive(3, 3, 4, activation="tanh")
+
+
+@pytest.mark.parametrize("score", [scores.Additive(3, 3, 4), scores.Bilinear(3, 3)])
+def test_weights_of_another_dtype_are_refused(score):
+    message = r"has weights of torch.float32, got a query of torch.float64: convert it with score.to\(torch.float64\)"
+    with pytest.raises(TypeError, match=message):
+        score(torch.randn(2, 3).double(), torch.randn(2, 3).double())
 
 
 def test_modules_refuse_sizes_they_were_not_made_for():

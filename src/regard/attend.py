@@ -8,7 +8,7 @@ at nothing gets a mean of zero, a log weight of -inf, and no NaN, forward or bac
 comes out as NaN.
 """
 
-import math
+import operator
 from typing import Literal, NamedTuple, Protocol, overload
 
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor
 from regard.engines import dense, flash
 from regard.engines.dense import Dense
 from regard.engines.flash import Flash
-from regard.engines.job import Job, broadcast
+from regard.engines.job import Job, broadcast, scores_of, spans
 from regard.engines.stream import Stream, mask_gradient
 from regard.engines.top import top_weights
-from regard.masks import Mask, block_of, parts_of
+from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
+from regard.masks import Mask, parts_of
 from regard.parts import Attended
 from regard.scores import Score, is_inner_product, is_squared_distance, scaled_dot
 from regard.weighing import Weighing, softmax
@@ -126,16 +127,18 @@ def look(
     """
     job = checked(query, key, key, score, mask, softmax, 0.0)
     if top is not None:
-        if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
             raise ValueError(f"top must be a positive whole number, got {top!r}")
-        return Look(*top_weights(job, top))
+        return Look(*top_weights(job, operator.index(top)))
     size = job.pairs * query.element_size()
     if size > LOOK_LIMIT:
         raise ValueError(
             f"the weights {list(job.shape)} would take {size / 2**30:.1f} GiB, above the limit of 2 GiB:"
             " ask for the largest of each query with top=8, or look at fewer queries at a time"
         )
-    return dense.weights(job)
+    # So many queries at a time that the score needs no more than the matrix itself.
+    at_once = max(1, job.queries // job.width)
+    return torch.cat([dense.weights(job, rows) for rows in spans(job.queries, at_once)] or [dense.weights(job)], dim=-2)
 
 
 def plan(
@@ -157,6 +160,7 @@ def plan(
     'flash'
     """
     job = checked(query, key, value, score, mask, weigh, dropout)
+    scores_of(score, query[..., :1, :], key[..., :1, :])  # what it refuses, attend would refuse
     if engine is None:
         return choose(job)
     return Plan(named(engine, job).name, "it was asked for")
@@ -169,8 +173,7 @@ def choose(job: Job) -> Plan:
     if not job.pairs:
         return Plan("dense", "there is nothing to look at, or nobody to look")
     on_cpu = job.query.device.type == "cpu"
-    score = job.score
-    if is_inner_product(score):
+    if is_inner_product(job.score):
         if on_cpu and job.dropout:
             return Plan("stream", "dropout: torch's kernel for the CPU would build the matrix for it")
         if on_cpu and mask_gradient(job):
@@ -178,9 +181,10 @@ def choose(job: Job) -> Plan:
         elements = flash.mask_elements(job)
         if elements > flash.MASK_LIMIT:
             return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
-        if on_cpu and is_squared_distance(job.score) and job.query.dtype == torch.float32 and not small(job):
-            query, _, _ = score.as_dot(job.query.detach(), job.key.detach())
-            if query.dtype != job.query.dtype:
+        if is_squared_distance(job.score):
+            with torch.no_grad():
+                wide = reach(*centred(*job.score.as_distance(job.query, job.key)))
+            if wide > DOT_LIMIT or (wide > DOT_REACH and on_cpu and job.query.dtype == torch.float32):
                 return Plan("stream", "the data is wide against the bandwidth: distances are had from differences")
         return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
     if small(job):
@@ -199,6 +203,8 @@ def named(engine: str | Engine, job: Job) -> Engine:
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         engine = ENGINES[engine]
+    if isinstance(engine, type) or not (hasattr(engine, "refuses") and hasattr(engine, "attend")):
+        raise TypeError(f"engine must be a name or an engine such as Stream(block=256), got {engine!r}")
     refusal = engine.refuses(job)
     if refusal:
         able = ", ".join(name for name, other in ENGINES.items() if not other.refuses(job))
@@ -230,6 +236,8 @@ def checked(
         raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
     if not callable(weigh):
         raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
+    if isinstance(dropout, bool) or not isinstance(dropout, float | int):
+        raise TypeError(f"dropout must be a number between 0 and 1, got {dropout!r}")
     if not 0 <= dropout <= 1:  # NaN too is not
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     job = Job(query, key, value, score, mask, weigh, float(dropout))
@@ -238,32 +246,35 @@ def checked(
     except ValueError:
         shapes = " and ".join(str(list(x.shape[:-2])) for x in (query, key, value))
         raise ValueError(f"leading dimensions of query, key and value must broadcast, got {shapes}") from None
-    for part in parts_of(mask):
-        check_mask(part, shape, query)
+    check_mask(job, shape)
     return job
 
 
-def check_mask(part: Mask, shape: torch.Size, query: Tensor) -> None:
+def check_mask(job: Job, shape: torch.Size) -> None:
     """A part of the mask must be boolean or a bias of the query's dtype, and broadcast to the scores."""
-    if not isinstance(part, Tensor):
-        if not callable(part):
+    for part in parts_of(job.mask):
+        if not isinstance(part, Tensor) and not callable(part):
             raise TypeError(f"mask must be callable or a tensor, got {type(part).__name__}")
-        if not math.prod(shape):
-            return
-        one = slice(0, 1)
-        part = block_of(part, one, one, len(shape), query.device)
-        if not isinstance(part, Tensor):
-            raise TypeError(f"a mask must return a tensor, got {type(part).__name__}")
-        shape = torch.Size([*shape[:-2], 1, 1])
-    if part.dtype not in (torch.bool, query.dtype):
-        raise TypeError(
-            f"mask must be boolean (True = may look) or a bias of dtype {query.dtype}, got dtype {part.dtype}"
-        )
-    if part.device != query.device:
-        raise ValueError(f"mask must be on the query's device, {query.device}, got {part.device}")
+        if isinstance(part, Tensor) and not broadcasts(part.shape, shape):
+            raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")
+    corner = torch.Size([*shape[:-2], min(2, shape[-2]), min(2, shape[-1])])
+    for probe in job.probes:
+        if probe.dtype not in (torch.bool, job.query.dtype):
+            raise TypeError(
+                f"mask must be boolean (True = may look) or a bias of dtype {job.query.dtype}, got dtype {probe.dtype}"
+            )
+        if probe.device != job.query.device:
+            raise ValueError(f"mask must be on the query's device, {job.query.device}, got {probe.device}")
+        if not broadcasts(probe.shape, corner):
+            raise ValueError(
+                f"a mask must fit the leading dimensions of the scores, {list(shape[:-2])},"
+                f" got one with {list(probe.shape[:-2])}"
+            )
+
+
+def broadcasts(shape: tuple[int, ...], to: torch.Size) -> bool:
+    """Whether a shape broadcasts to another without changing it."""
     try:
-        fits = broadcast(part.shape, shape) == shape
+        return broadcast(shape, to) == to
     except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")
+        return False

@@ -10,7 +10,8 @@ and is evaluated a block at a time, without a matrix:
 
 A boolean tensor that broadcasts to `[..., q, k]` is a mask too. What has floating point instead of
 booleans, tensor or callable, is an additive bias: it is added to the score (ALiBi, relative
-positions), and -inf forbids. `both` combines any two of these.
+positions), and -inf forbids. `both` combines any two of these. A key that nobody may see may be
+anything; a value may not, since weight 0 times NaN is NaN.
 
 Indices are absolute positions, counted from 0 in the tensors given to `attend`. A query that sits
 elsewhere, say behind a cache of n keys, is shifted: `lambda q, k: causal(q + n, k)`.
@@ -51,7 +52,18 @@ def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
     return key_index <= query_index
 
 
-def padding(lengths: Tensor) -> MaskFunction:
+@dataclass(frozen=True)
+class Padding:
+    """See `padding`."""
+
+    lengths: Tensor
+
+    def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
+        trailing = max(2, key_index.ndim - self.lengths.ndim)
+        return key_index < self.lengths.reshape(*self.lengths.shape, *[1] * trailing)
+
+
+def padding(lengths: Tensor) -> Padding:
     """Sequence b has `lengths[b]` real keys; what comes after is padding and is not seen.
 
     The dimensions of `lengths` are the *first* leading dimensions of the scores: lengths `[batch]`
@@ -61,38 +73,35 @@ def padding(lengths: Tensor) -> MaskFunction:
     >>> padding(torch.tensor([1, 3]))(torch.arange(1)[:, None], torch.arange(3)).int().tolist()
     [[[1, 0, 0]], [[1, 1, 1]]]
     """
-    if (
-        not isinstance(lengths, Tensor)
-        or lengths.is_floating_point()
-        or lengths.is_complex()
-        or lengths.dtype == torch.bool
-    ):
+    whole = isinstance(lengths, Tensor) and not (lengths.is_floating_point() or lengths.is_complex())
+    if not whole or lengths.dtype == torch.bool:
         got = f"dtype {lengths.dtype}" if isinstance(lengths, Tensor) else type(lengths).__name__
         raise TypeError(f"padding needs lengths as an integer tensor, got {got}")
     if bool((lengths < 0).any()):
         raise ValueError(f"lengths must not be negative, got {int(lengths.min())}")
-
-    def within_length(query_index: Tensor, key_index: Tensor) -> Tensor:
-        trailing = max(2, key_index.ndim - lengths.ndim)
-        return key_index < lengths.reshape(*lengths.shape, *[1] * trailing)
-
-    return within_length
+    return Padding(lengths)
 
 
-def window(radius: int) -> MaskFunction:
+@dataclass(frozen=True)
+class Window:
+    """See `window`."""
+
+    radius: int
+
+    def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
+        return (query_index - key_index).abs() <= self.radius
+
+
+def window(radius: int) -> Window:
     """A query sees the keys at most `radius` positions away: Luong's local-m, sliding windows.
 
     >>> import torch
     >>> window(1)(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
     [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     """
-    if radius < 0:
+    if not radius >= 0:  # NaN too is not
         raise ValueError(f"radius must not be negative, got {radius}")
-
-    def near(query_index: Tensor, key_index: Tensor) -> Tensor:
-        return (query_index - key_index).abs() <= radius
-
-    return near
+    return Window(radius)
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,9 @@ class Both:
 
     def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
         first, second = (
-            part[..., query_index, key_index] if isinstance(part, Tensor) else part(query_index, key_index)
+            entries(part, query_index.flatten(), key_index.flatten())
+            if isinstance(part, Tensor)
+            else part(query_index, key_index)
             for part in (self.first, self.second)
         )
         if first.dtype == torch.bool and second.dtype == torch.bool:
@@ -145,8 +156,31 @@ def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.d
     batch (`padding`) knows where its own dimensions stand.
     """
     if isinstance(part, Tensor):
-        part = part[..., rows if part.shape[-2] > 1 else slice(None), :] if part.ndim > 1 else part
-        return part[..., columns] if part.shape[-1] > 1 else part
+        table = two_dimensional(part)
+        table = table[..., rows, :] if table.shape[-2] > 1 else table
+        return table[..., columns] if table.shape[-1] > 1 else table
     query_index = torch.arange(rows.start, rows.stop, device=device)
     key_index = torch.arange(columns.start, columns.stop, device=device)
-    return part(query_index.view(*[1] * (rank - 2), -1, 1), key_index.view(*[1] * (rank - 1), -1))
+    block = part(query_index.view(*[1] * (rank - 2), -1, 1), key_index.view(*[1] * (rank - 1), -1))
+    if not isinstance(block, Tensor):
+        raise TypeError(f"a mask must return a tensor, got {type(block).__name__}")
+    block = two_dimensional(block)
+    sizes = len(query_index), len(key_index)
+    if any(size not in (1, wanted) for size, wanted in zip(block.shape[-2:], sizes, strict=True)):
+        raise ValueError(
+            f"a mask called for {sizes[0]} queries and {sizes[1]} keys must return what broadcasts to"
+            f" [..., {sizes[0]}, {sizes[1]}], got {list(block.shape)}"
+        )
+    return block
+
+
+def two_dimensional(table: Tensor) -> Tensor:
+    """A number or a row of them as what it broadcasts like."""
+    return table if table.ndim > 1 else table.reshape(1, -1)
+
+
+def entries(table: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Rows and columns of a tensor that broadcasts to `[..., q, k]`."""
+    table = two_dimensional(table)
+    table = table.index_select(-2, rows) if table.shape[-2] > 1 else table
+    return table.index_select(-1, columns) if table.shape[-1] > 1 else table

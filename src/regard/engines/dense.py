@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.engines import dropout
-from regard.engines.job import Job, masked, scores_of, whole_mask
+from regard.engines.job import Job, mask_parts, masked, scores_of
 from regard.parts import Attended
 from regard.weighing import blind
 
@@ -25,7 +25,7 @@ class Dense:
         weight = weights(job)
         if job.dropout:
             weight = torch.where(whole_dropout(job), weight * dropout.keep_scale(job.dropout), 0.0)
-        return weight @ job.value
+        return (weight @ job.value).to(job.value.dtype)
 
     def attend_parts(self, job: Job) -> Attended:
         scores = logits(job)
@@ -36,18 +36,20 @@ class Dense:
         return Attended(weight @ job.value, log_weight.masked_fill(empty, -math.inf).squeeze(-1))
 
 
-def logits(job: Job) -> Tensor:
-    """Masked scores, `[..., q, k]`."""
-    scores = masked(scores_of(job.score, job.query, job.key), whole_mask(job))
-    return scores.expand(job.shape)
+def logits(job: Job, rows: slice | None = None) -> Tensor:
+    """Masked scores of some queries, or all, `[..., q, k]`."""
+    rows = rows or slice(0, job.queries)
+    scores = masked(scores_of(job.score, job.query[..., rows, :], job.key), mask_parts(job, rows))
+    return scores.expand(*job.leading, rows.stop - rows.start, job.keys)
 
 
-def weights(job: Job) -> Tensor:
-    """The matrix itself, `[..., q, k]`."""
-    weight = job.weigh(logits(job))
-    if not isinstance(weight, Tensor) or weight.shape != job.shape:
+def weights(job: Job, rows: slice | None = None) -> Tensor:
+    """The weights of some queries, or all: the matrix itself, `[..., q, k]`."""
+    scores = logits(job, rows)
+    weight = job.weigh(scores)
+    if not isinstance(weight, Tensor) or weight.shape != scores.shape:
         got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"a weighing must return the shape of the scores, {list(job.shape)}, got {got}")
+        raise ValueError(f"a weighing must return the shape of the scores, {list(scores.shape)}, got {got}")
     return weight
 
 

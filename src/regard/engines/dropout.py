@@ -2,7 +2,7 @@
 
 Any block of the mask can be computed alone, in forward and again in backward, on any device, and all
 engines drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
-hash-prospector), with a second word of the row's key added in its middle. `kernels.py` has the same
+hash-prospector), with a second word of the row's key added in its middle. `loops.py` has the same
 function for the fused CPU loops.
 """
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.engines.job import Job, broadcast, whole_mask
+from regard.engines.job import Job, broadcast, mask_parts
 from regard.engines.stream import Stream
-from regard.masks import as_bias, block_of, causal, parts_of
-from regard.scores import is_inner_product
+from regard.kernels import DOT_LIMIT, centred, reach
+from regard.masks import as_bias, causal
+from regard.scores import is_inner_product, is_squared_distance
 from regard.weighing import softmax
 
 MASK_LIMIT = 2**24
@@ -38,6 +39,8 @@ class Flash:
 
     def attend(self, job: Job) -> Tensor:
         assert is_inner_product(job.score)
+        if too_wide(job):
+            return Stream().attend(job)
         query, key, scale = job.score.as_dot(job.query, job.key)
         value = job.value.to(query.dtype)
         size = -(-max(query.shape[-1], value.shape[-1], 1) // 8) * 8
@@ -47,7 +50,7 @@ class Flash:
         mean = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=job.dropout, scale=scale
         )
-        if suspect(mean) and not finite(job):
+        if suspect(mean) and not bounded(query, key, scale):
             return Stream().attend(job)
         mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
         return mean.to(job.value.dtype)
@@ -65,7 +68,7 @@ def folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
 
 def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
     """The mask as torch takes it, `[batch, heads, q, k]` broadcast over what it does not depend on."""
-    parts = whole_mask(job)
+    parts = mask_parts(job, slice(0, job.queries))
     if not parts:
         return None
     if all(part.dtype == torch.bool for part in parts):
@@ -84,19 +87,19 @@ def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
 
 
 def mask_elements(job: Job) -> int:
-    """How many elements the mask has when it is built, from a look at one row and one column of it."""
+    """How many elements the mask has when it is built: `padding`, say, has no more than lengths × keys."""
     if job.mask is None or job.mask is causal or not job.pairs:
         return 0
-    one = slice(0, 1)
-    shapes = [block_of(part, one, one, len(job.shape), job.query.device).shape[:-2] for part in parts_of(job.mask)]
-    return math.prod(broadcast(*shapes)) * rows_needed(job) * job.keys
+    *leading, rows, columns = broadcast(*(probe.shape for probe in job.probes))
+    return math.prod(leading) * (job.queries if rows > 1 else 1) * (job.keys if columns > 1 else 1)
 
 
-def rows_needed(job: Job) -> int:
-    """1 where no part of the mask depends on the query, as `padding` does not, else q."""
-    two, one = slice(0, min(2, job.queries)), slice(0, 1)
-    blocks = (block_of(part, two, one, len(job.shape), job.query.device) for part in parts_of(job.mask))
-    return job.queries if any(block.shape[-2] > 1 for block in blocks) else 1
+def too_wide(job: Job) -> bool:
+    """Whether a distance is so large that even the inner product of float64 has lost it."""
+    if not is_squared_distance(job.score):
+        return False
+    with torch.no_grad():
+        return reach(*centred(*job.score.as_distance(job.query, job.key))) > DOT_LIMIT
 
 
 def suspect(mean: Tensor) -> bool:
@@ -108,6 +111,9 @@ def suspect(mean: Tensor) -> bool:
     return not bool(least > 0)
 
 
-def finite(job: Job) -> bool:
-    """Whether query and key are all numbers. A sum is enough to know; one that overflows does no harm."""
-    return bool((job.query.detach().sum() + job.key.detach().sum()).isfinite())
+def bounded(query: Tensor, key: Tensor, scale: float) -> bool:
+    """Whether no score can be NaN or infinite."""
+    if not query.numel() or not key.numel():
+        return True
+    largest = float(query.detach().abs().max()) * float(key.detach().abs().max()) * abs(scale) * query.shape[-1]
+    return largest < torch.finfo(query.dtype).max

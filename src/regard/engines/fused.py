@@ -1,7 +1,7 @@
 """The `stream` engine's fused path on the CPU: inner products and squared distances, spread over threads.
 
 One task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where
-torch's matrix product and the Numba loops of `kernels.py` take turns on them:
+torch's matrix product and the Numba loops of `loops.py` take turns on them:
 
     forward     scores = q kᵀ;  soften;  sums = sums · fade + weights v
     backward    scores = q kᵀ;  slopes = mean' vᵀ;  soften_backward;
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.engines import dropout, kernels
+from regard.engines import dropout, loops
 from regard.engines.job import Job, spans
 from regard.engines.threads import Room, spread
 from regard.masks import Mask, block_of, parts_of
@@ -74,12 +74,12 @@ class Distances:
         return query
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        kernels.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
+        loops.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
 
     def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
         # In blocks of the slopes' own precision first, [features, points]: then into the sums.
         pulls = slope.new_zeros(query.T.shape), slope.new_zeros(key.T.shape)
-        kernels.distances_backward(
+        loops.distances_backward(
             slope.numpy(),
             *two_words(query, slope.dtype),
             *two_words(key, slope.dtype),
@@ -93,7 +93,8 @@ def two_words(points: Tensor, dtype: torch.dtype) -> tuple[Any, Any]:
     """Coordinates [features, points] in a lesser precision, and what they were rounded by."""
     points = points.T.contiguous()
     rounded = points.to(dtype)
-    return rounded.numpy(), (points - rounded).to(dtype).numpy()
+    rest = torch.where(rounded.isfinite(), points - rounded, 0.0)  # infinity has none
+    return rounded.numpy(), rest.to(dtype).numpy()
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor,
     else:
         assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
+        query, key = query.to(job.query.dtype), key.to(job.query.dtype)
         pairing = Products(scale)
     query, key = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key))
     return Fold(pairing, job.mask, job.shape, job.dropout, seed, block), query, key
@@ -261,9 +263,9 @@ def forward_rows(fold: Fold, head: Head, rows: slice, mean: Tensor, room: Room) 
             continue
         weight = room.block(0, count, columns.stop - columns.start, value)
         fold.scores(query, head.key[columns], weight, masking)
-        kernels.soften(weight.numpy(), *sums, first, second, columns.start, drop, scale)
+        loops.soften(weight.numpy(), *sums, first, second, columns.start, drop, scale)
         mean.addmm_(weight, value[columns])
-    kernels.normalise(*sums[1:])
+    loops.normalise(*sums[1:])
 
 
 def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Room) -> None:
@@ -281,7 +283,7 @@ def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Roo
         weight, slope = (room.block(number, count, len(key), value) for number in range(2))
         fold.scores(query, key, weight, masking)
         torch.mm(mean_slope, value.T, out=slope)
-        kernels.soften_backward(weight.numpy(), slope.numpy(), *sums, first, second, columns.start, drop, scale)
+        loops.soften_backward(weight.numpy(), slope.numpy(), *sums, first, second, columns.start, drop, scale)
         slopes.value[columns].addmm_(weight.T, mean_slope)
         fold.pairing.pull(slope, query, key, slopes.query[rows], slopes.key[columns])
 
@@ -290,36 +292,3 @@ def constants(fold: Fold, dtype: torch.dtype) -> tuple[Any, Any]:
     """Dropout's threshold and scale, typed as the kernels take them."""
     number = np.float32 if dtype == torch.float32 else np.float64
     return np.uint32(dropout.threshold(fold.dropout)), number(dropout.keep_scale(fold.dropout))
-
-
-def top_scores(job: Job, top: int, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The `top` largest scores of each query, their keys, and the log weight of all keys."""
-    fold, query, key = prepared(job, 0, block)
-    best = job.query.new_full([*fold.shape[:-1], top], -math.inf)
-    index = torch.full_like(best, -1, dtype=torch.long)
-    log_weight = best.new_empty(fold.shape[:-1])
-    room = Room()
-
-    def task(item: Portion) -> None:
-        _, lead, rows = item
-        some, head = fold.pairing.ready(query[lead][rows].contiguous()), key[lead]
-        count = len(some)
-        highest, total = best.new_full([count], -math.inf), best.new_zeros(count)
-        for columns in spans(len(head), block[1]):
-            masking = fold.masking(lead, rows, columns)
-            if masking is None:
-                continue
-            scores = room.block(0, count, columns.stop - columns.start, best)
-            fold.scores(some, head[columns], scores, masking)
-            kernels.keep_best(
-                scores.numpy(),
-                best[lead][rows].numpy(),
-                index[lead][rows].numpy(),
-                highest.numpy(),
-                total.numpy(),
-                columns.start,
-            )
-        log_weight[lead][rows] = highest + total.masked_fill(total == 0, 1.0).log()
-
-    spread(task, fold.portions(block[0]))
-    return best, index, log_weight

@@ -31,6 +31,12 @@ class Job:
         """The broadcast leading dimensions."""
         return broadcast(*(x.shape[:-2] for x in (self.query, self.key, self.value)))
 
+    @functools.cached_property
+    def probes(self) -> list[Tensor]:
+        """Each part of the mask for the first two queries and keys: its dtype, and what it depends on."""
+        rows, columns = slice(0, min(2, self.queries)), slice(0, min(2, self.keys))
+        return [block_of(part, rows, columns, len(self.shape), self.query.device) for part in parts_of(self.mask)]
+
     @property
     def queries(self) -> int:
         return self.query.shape[-2]
@@ -62,6 +68,8 @@ def scores_of(score: Score, query: Tensor, key: Tensor) -> Tensor:
     if not isinstance(scores, Tensor) or scores.shape != expected:
         got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"a score must return [..., q, k], here {list(expected)}, got {got}")
+    if scores.dtype != query.dtype and torch.is_autocast_enabled(query.device.type):
+        return scores.to(query.dtype)
     if scores.dtype != query.dtype:
         raise TypeError(f"a score must return the dtype of the query, {query.dtype}, got {scores.dtype}")
     return scores
@@ -74,9 +82,9 @@ def masked(scores: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return scores
 
 
-def whole_mask(job: Job) -> list[Tensor]:
-    """Each part of the mask, evaluated for all pairs, at its own broadcast shape."""
-    rows, columns = slice(0, job.queries), slice(0, job.keys)
+def mask_parts(job: Job, rows: slice) -> list[Tensor]:
+    """Each part of the mask, evaluated for some queries and all keys, at its own broadcast shape."""
+    columns = slice(0, job.keys)
     return [block_of(part, rows, columns, len(job.shape), job.query.device) for part in parts_of(job.mask)]
 
 

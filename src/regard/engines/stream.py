@@ -15,6 +15,8 @@ the score is called on blocks of queries and keys under autograd, which also giv
 score's own parameters, wherever they are: a module's, a closure's, a bias's.
 """
 
+import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,9 +49,10 @@ class Stream:
     name = "stream"
 
     def __post_init__(self) -> None:
-        sizes = (self.block,) if isinstance(self.block, int) else self.block
-        if sizes is not None and min(sizes) < 1:
-            raise ValueError(f"block must be positive, got {self.block}")
+        sizes = self.block if isinstance(self.block, tuple) else (self.block, self.block)
+        whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+        if self.block is not None and not (whole and len(sizes) == 2):
+            raise ValueError(f"block must be a positive whole number, or two of them, got {self.block!r}")
 
     def refuses(self, job: Job) -> str | None:
         if job.weigh is not softmax:
@@ -66,11 +69,17 @@ class Stream:
             from regard.engines import fused  # imports numba
 
             return fused.attend_parts(job, seed, self.sizes(fused.BLOCK))
-        side = max(1, math.isqrt(CACHE // max(1, job.width * math.prod(job.leading))))
-        return attend_blocks(job, seed, self.sizes((side, side)))
+        return attend_blocks(job, seed, self.sizes(cached(job)))
 
     def sizes(self, default: tuple[int, int]) -> tuple[int, int]:
+        """Queries and keys a block."""
         return (self.block, self.block) if isinstance(self.block, int) else self.block or default
+
+
+def cached(job: Job) -> tuple[int, int]:
+    """Queries and keys a block, so that what the score holds for them fits the cache."""
+    side = max(1, math.isqrt(CACHE // max(1, job.width * math.prod(job.leading))))
+    return side, side
 
 
 def fusible(job: Job) -> bool:
@@ -81,28 +90,21 @@ def fusible(job: Job) -> bool:
 
 
 def mask_gradient(job: Job) -> bool:
-    """Whether a part of the mask is a bias that learns; a callable is asked for one pair."""
-    if not torch.is_grad_enabled() or not job.pairs:
-        return False
-    one = slice(0, 1)
-    rank, device = len(job.shape), job.query.device
-    return any(
-        part.requires_grad if isinstance(part, Tensor) else block_of(part, one, one, rank, device).requires_grad
-        for part in parts_of(job.mask)
-    )
+    """Whether a part of the mask is a bias that learns."""
+    return torch.is_grad_enabled() and any(probe.requires_grad for probe in job.probes)
 
 
 def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
     """The path for any score: blocks of all leading dimensions at once."""
-    fold = Fold(job.score, job.mask, job.shape, job.dropout, seed, block)
+    blocking = Blocking(job.score, job.mask, job.shape, job.dropout, seed, block)
     biases = [part for part in parts_of(job.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
-    leaves = learned(fold, job)
+    leaves = learned(blocking, job)
     tensors = (*(x.expand(*job.leading, *x.shape[-2:]) for x in (job.query, job.key, job.value)), *biases, *leaves)
-    return Attended(*Blocks.apply(fold, len(biases), *tensors))  # type: ignore[no-untyped-call]
+    return Attended(*Blocks.apply(blocking, len(biases), *tensors))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
-class Fold:
+class Blocking:
     """What does not change from block to block."""
 
     score: Callable[[Tensor, Tensor], Tensor]
@@ -146,21 +148,22 @@ class Blocks(torch.autograd.Function):
     """(mean, log_weight) of query, key and value, with gradients for the biases and leaves given too."""
 
     @staticmethod
-    def forward(ctx: Any, fold: Fold, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, blocking: Blocking, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
-        mean = query.new_zeros(*fold.shape[:-1], value.shape[-1])
-        peaks = query.new_full(fold.shape[:-1], -math.inf)
-        totals = query.new_ones(fold.shape[:-1])
-        for rows in fold.rows():
+        ctx.random = random_states(query.device)
+        mean = query.new_zeros(*blocking.shape[:-1], value.shape[-1])
+        peaks = query.new_full(blocking.shape[:-1], -math.inf)
+        totals = query.new_ones(blocking.shape[:-1])
+        for rows in blocking.rows():
             some = query[..., rows, :]
             highest = peaks[..., rows].clone()
             total = torch.zeros_like(highest)
             summed = torch.zeros_like(mean[..., rows, :])
-            for columns in fold.columns():
-                blocks = fold.bias_blocks(biases, rows, columns)
-                scores = fold.logits(some, key[..., columns, :], blocks, rows, columns).expand(
-                    *fold.shape[:-2], rows.stop - rows.start, columns.stop - columns.start
+            for columns in blocking.columns():
+                blocks = blocking.bias_blocks(biases, rows, columns)
+                scores = blocking.logits(some, key[..., columns, :], blocks, rows, columns).expand(
+                    *blocking.shape[:-2], rows.stop - rows.start, columns.stop - columns.start
                 )
                 risen = torch.maximum(highest, scores.amax(dim=-1))
                 shift = risen.masked_fill(risen == -math.inf, 0.0)
@@ -168,61 +171,64 @@ class Blocks(torch.autograd.Function):
                 fade = (highest - shift).exp()
                 highest = risen
                 total = total * fade + weight.sum(dim=-1)
-                if fold.dropout:
-                    weight = weight * fold.keep(rows, columns, query.device)
+                if blocking.dropout:
+                    weight = weight * blocking.keep(rows, columns, query.device)
                 summed = summed * fade.unsqueeze(-1) + weight @ value[..., columns, :]
             total = total.masked_fill(total == 0, 1.0)
             mean[..., rows, :] = summed / total.unsqueeze(-1)
             peaks[..., rows], totals[..., rows] = highest, total
-        ctx.fold, ctx.bias_count = fold, bias_count
+        ctx.blocking, ctx.bias_count = blocking, bias_count
         ctx.save_for_backward(*tensors, mean, peaks, totals)
         return mean, peaks + totals.log()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
-        fold: Fold = ctx.fold
+        blocking: Blocking = ctx.blocking
         query, key, value, *rest, mean, peaks, totals = ctx.saved_tensors
         biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
         slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
         query_slope, key_slope, value_slope, *rest_slopes = slopes
         offset = (mean_slope * mean).sum(dim=-1) - weight_slope
         peaks = peaks.masked_fill(peaks == -math.inf, math.inf)  # exp(s - inf) = 0
-        for rows in fold.rows():
-            for columns in fold.columns():
-                bias_blocks = [x.detach() for x in fold.bias_blocks(biases, rows, columns)]
-                inputs = [
-                    x.detach().requires_grad_() for x in (query[..., rows, :], key[..., columns, :], *bias_blocks)
-                ]
+        wanted = ctx.needs_input_grad[2:]
+        score_wanted = [*wanted[:2], *wanted[3 : 3 + ctx.bias_count]]
+        with replayed(ctx.random), hooks_off(leaves):
+            for rows, columns in itertools.product(blocking.rows(), blocking.columns()):
+                bias_blocks = blocking.bias_blocks(biases, rows, columns)
+                blocks = (query[..., rows, :], key[..., columns, :], *bias_blocks)
+                inputs = [x.detach().requires_grad_(want) for x, want in zip(blocks, score_wanted, strict=True)]
                 with torch.enable_grad():
-                    scores = fold.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
+                    scores = blocking.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
                 weight = (scores.detach() - peaks[..., rows, None]).exp() / totals[..., rows, None]
                 slope = mean_slope[..., rows, :] @ value[..., columns, :].mT
                 kept = weight
-                if fold.dropout:
-                    keep = fold.keep(rows, columns, query.device)
+                if blocking.dropout:
+                    keep = blocking.keep(rows, columns, query.device)
                     kept, slope = weight * keep, slope * keep
                 value_slope[..., columns, :] += kept.mT @ mean_slope[..., rows, :]
-                score_slope = (weight * (slope - offset[..., rows, None])).sum_to_size(scores.shape)
                 if not scores.requires_grad:
                     continue
-                found = torch.autograd.grad(
-                    scores, [*inputs, *leaves], score_slope, retain_graph=True, allow_unused=True
-                )
+                score_slope = (weight * (slope - offset[..., rows, None])).sum_to_size(scores.shape)
                 targets = [
                     query_slope[..., rows, :],
                     key_slope[..., columns, :],
-                    *fold.bias_blocks(rest_slopes[: ctx.bias_count], rows, columns),
+                    *blocking.bias_blocks(rest_slopes[: ctx.bias_count], rows, columns),
                     *rest_slopes[ctx.bias_count :],
                 ]
-                for target, part in zip(targets, found, strict=True):
+                learning = [
+                    (x, target) for x, target in zip([*inputs, *leaves], targets, strict=True) if x.requires_grad
+                ]
+                found = torch.autograd.grad(
+                    scores, [x for x, _ in learning], score_slope, retain_graph=True, allow_unused=True
+                )
+                for (_, target), part in zip(learning, found, strict=True):
                     if part is not None:
                         target += part
-        wanted = ctx.needs_input_grad[2:]
         return None, None, *(slope if need else None for slope, need in zip(slopes, wanted, strict=True))
 
 
-def learned(fold: Fold, job: Job) -> list[Tensor]:
+def learned(blocking: Blocking, job: Job) -> list[Tensor]:
     """The leaves, other than the job's own tensors, that the scores depend on and that learn.
 
     The score is asked for one pair, and the graph of its answer is walked. So a parameter is found
@@ -231,12 +237,12 @@ def learned(fold: Fold, job: Job) -> list[Tensor]:
     if not torch.is_grad_enabled() or not job.pairs:
         return []
     one = slice(0, 1)
-    biases = [part for part in parts_of(fold.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
+    biases = [part for part in parts_of(blocking.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
     with torch.enable_grad():
-        probe = fold.logits(
+        probe = blocking.logits(
             job.query.detach()[..., one, :],
             job.key.detach()[..., one, :],
-            [block.detach() for block in fold.bias_blocks(biases, one, one)],
+            [block.detach() for block in blocking.bias_blocks(biases, one, one)],
             one,
             one,
         )
@@ -253,3 +259,36 @@ def learned(fold: Fold, job: Job) -> list[Tensor]:
             found[id(node.variable)] = node.variable
         todo += [following for following, _ in node.next_functions]
     return list(found.values())
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Where the random numbers stand that a score may draw."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states[str(device)] = torch.cuda.get_rng_state(device)
+    return states
+
+
+@contextlib.contextmanager
+def replayed(states: dict[str, Tensor]) -> Iterator[None]:
+    """Draws the same random numbers again: blocks come in the same order, and a score draws the same for each."""
+    with torch.random.fork_rng([name for name in states if name != "cpu"]):
+        for name, state in states.items():
+            if name == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, name)
+        yield
+
+
+@contextlib.contextmanager
+def hooks_off(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Hooks of parameters see the whole gradient once, as it leaves this function, not each block's share."""
+    kept = [(leaf._backward_hooks, dict(leaf._backward_hooks)) for leaf in leaves if leaf._backward_hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)

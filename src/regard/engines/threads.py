@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -37,17 +36,38 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     """
     allowed = torch.get_num_threads()
     threads = min(allowed, len(work))
+    inference = torch.is_inference_mode_enabled()
+    results: dict[int, Result] = {}
+    failures: list[BaseException] = []
+    items = iter(list(enumerate(work)))
+    ready = threading.Barrier(threads + 1)
+
+    def run() -> None:
+        # A thread starts with gradients on, whatever the caller's mode is.
+        with torch.inference_mode(inference), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for number, item in items:
+                if failures:
+                    return
+                try:
+                    results[number] = task(item)
+                except BaseException as failure:
+                    failures.append(failure)
+
+    def run_alone() -> None:
+        torch.set_num_threads(1)  # of this thread, and of those yet to start: hence the barrier
+        ready.wait()
+        run()
+
     if threads < 2:
-        return [quiet(task, item) for item in work]
-    # Set for the thread that asks; also for threads yet to start, so it is put back below.
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(lambda item: quiet(task, item), work))
-    finally:
+        run()
+    else:
+        started = [threading.Thread(target=run_alone, daemon=True) for _ in range(threads)]
+        for thread in started:
+            thread.start()
+        ready.wait()
         torch.set_num_threads(allowed)
-
-
-def quiet(task: Callable[[Item], Result], item: Item) -> Result:
-    """The task without gradients: a thread starts with them on."""
-    with torch.no_grad():
-        return task(item)
+        for thread in started:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(work))]
