@@ -131,6 +131,7 @@ def test_plan_says_what_runs_and_why():
     chosen = {
         "inner product": regard.plan(big, big, big),
         "gaussian": regard.plan(big, big, big, score=scores.Gaussian(1.0)),
+        "far gaussian": regard.plan(wide / 100 + 1000, wide / 100 + 1000, wide, score=scores.Gaussian(1.0)),
         "wide gaussian": regard.plan(wide, wide, wide, score=scores.Gaussian(1.0)),
         "causal": regard.plan(big, big, big, mask=masks.causal),
         "dropout": regard.plan(big, big, big, dropout=0.1),
@@ -143,6 +144,7 @@ def test_plan_says_what_runs_and_why():
     assert {name: plan.engine for name, plan in chosen.items()} == {
         "inner product": "flash",
         "gaussian": "flash",
+        "far gaussian": "flash",
         "wide gaussian": "stream",
         "causal": "flash",
         "dropout": "stream",
