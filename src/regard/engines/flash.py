@@ -77,7 +77,6 @@ def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
             mask = mask & part
     else:
         mask = sum((as_bias(part).to(dtype) for part in parts[1:]), as_bias(parts[0]).to(dtype))
-    mask = mask.expand(broadcast(mask.shape, (job.queries, job.keys)))
     if mask.ndim > 2:
         mask = mask.view(*[1] * (len(job.shape) - mask.ndim), *mask.shape)
         if len(job.leading) != 2:

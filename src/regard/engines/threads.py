@@ -31,8 +31,10 @@ class Room(threading.local):
 def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:
     """The task on each item, over as many threads as torch has; results in the order of the items.
 
-    Each thread keeps torch's own parallelism off, so that a block stays in its core's cache. Threads are
-    made for the call: a pool that outlives it would not survive a fork, as a data loader's.
+    Each thread keeps torch's own parallelism off, so that a block stays in its core's cache. torch can only
+    be told so for all threads that do their first work meanwhile: one that starts elsewhere during this call
+    keeps to one core too. Threads are made for the call: a pool that outlives it would not survive a fork,
+    as a data loader's.
     """
     allowed = torch.get_num_threads()
     threads = min(allowed, len(work))
@@ -40,7 +42,6 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
     items = iter(list(enumerate(work)))
-    ready = threading.Barrier(threads + 1)
 
     def run() -> None:
         # A thread starts with gradients on, whatever the caller's mode is.
@@ -54,8 +55,7 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
                     failures.append(failure)
 
     def run_alone() -> None:
-        torch.set_num_threads(1)  # of this thread, and of those yet to start: hence the barrier
-        ready.wait()
+        torch.set_num_threads(1)
         run()
 
     if threads < 2:
@@ -64,10 +64,9 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
         started = [threading.Thread(target=run_alone, daemon=True) for _ in range(threads)]
         for thread in started:
             thread.start()
-        ready.wait()
-        torch.set_num_threads(allowed)
         for thread in started:
             thread.join()
+        torch.set_num_threads(allowed)
     if failures:
         raise failures[0]
     return [results[number] for number in range(len(work))]
