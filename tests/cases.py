@@ -29,6 +29,15 @@ def inputs(dtype=torch.float64, leading=LEADING):
     return [x.to(dtype).requires_grad_() for x in made]
 
 
+def gradients(outputs, tensors):
+    """Of a fixed mix of all finite outputs; zeros where a tensor plays no part."""
+    mix = sum((torch.where(x.isfinite(), x, 0.0) * rand(*x.shape, seed=8)).sum() for x in outputs)
+    if not mix.requires_grad:
+        return [torch.zeros_like(x) for x in tensors]
+    found = torch.autograd.grad(mix, tensors, allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, tensors, strict=True)]
+
+
 @dataclass
 class ScoreCase:
     ours: object

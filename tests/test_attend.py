@@ -16,7 +16,7 @@ from regard.engines.stream import Stream
 Q, K, V = rand(2, 3, 5, dtype=torch.float32), rand(2, 7, 5, dtype=torch.float32), rand(2, 7, 11, dtype=torch.float32)
 
 
-def refused(match, error=ValueError, query=Q, key=K, value=V, **arguments):
+def check_refused(match, error=ValueError, query=Q, key=K, value=V, **arguments):
     given = [x for x in (query, key, value) if isinstance(x, torch.Tensor) and x.device.type == "cpu"]
     before = [x.clone() for x in given]
     with pytest.raises(error, match=f"^{re.escape(match)}"):
@@ -27,48 +27,50 @@ def refused(match, error=ValueError, query=Q, key=K, value=V, **arguments):
 
 
 def test_tensors_that_do_not_fit_are_refused():
-    refused("key and value must have one length, got 7 keys and 6 values", value=V[:, :6])
-    refused(
+    check_refused("key and value must have one length, got 7 keys and 6 values", value=V[:, :6])
+    check_refused(
         "leading dimensions of query, key and value must broadcast, got [2] and [3] and [2]", key=K[:1].expand(3, 7, 5)
     )
-    refused("query must be [..., length, size], got shape [5]", query=Q[0, 0])
-    refused("value must have a floating point dtype, got torch.int64", TypeError, value=V.long())
-    refused("key must have a floating point dtype, got torch.bool", TypeError, key=K > 0)
-    refused("query must have a floating point dtype, got torch.complex64", TypeError, query=Q.cfloat())
-    refused("query must be a torch tensor, got list", TypeError, query=[[1.0]])
-    refused(
+    check_refused("query must be [..., length, size], got shape [5]", query=Q[0, 0])
+    check_refused("value must have a floating point dtype, got torch.int64", TypeError, value=V.long())
+    check_refused("key must have a floating point dtype, got torch.bool", TypeError, key=K > 0)
+    check_refused("query must have a floating point dtype, got torch.complex64", TypeError, query=Q.cfloat())
+    check_refused("query must be a torch tensor, got list", TypeError, query=[[1.0]])
+    check_refused(
         "query, key and value must have one dtype, got torch.float32, torch.float64 and torch.float32",
         TypeError,
         key=K.double(),
     )
-    refused("query, key and value must be on one device, got cpu, meta and cpu", key=K.to("meta"))
+    check_refused("query, key and value must be on one device, got cpu, meta and cpu", key=K.to("meta"))
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.1, math.nan])
 def test_dropout_outside_its_range_is_refused(dropout):
-    refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
+    check_refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
 
 
 @pytest.mark.parametrize("dropout", ["0.1", None, True])
 def test_dropout_that_is_no_number_is_refused(dropout):
-    refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout)
+    check_refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout)
 
 
 def test_masks_that_do_not_fit_are_refused():
-    refused("mask must broadcast to the scores' shape [2, 3, 7], got [7, 3]", mask=torch.ones(7, 3, dtype=torch.bool))
-    refused(
+    check_refused(
+        "mask must broadcast to the scores' shape [2, 3, 7], got [7, 3]", mask=torch.ones(7, 3, dtype=torch.bool)
+    )
+    check_refused(
         "mask must broadcast to the scores' shape [2, 3, 7], got [5, 2, 3, 7]",
         mask=torch.ones(5, 2, 3, 7, dtype=torch.bool),
     )
     wrong = "mask must be boolean (True = may look) or a bias of dtype torch.float32, got dtype "
-    refused(wrong + "torch.int64", TypeError, mask=torch.ones(3, 7, dtype=torch.long))
-    refused(wrong + "torch.float64", TypeError, mask=torch.ones(3, 7, dtype=torch.float64))
-    refused(wrong + "torch.int64", TypeError, mask=lambda q, k: q - k)
-    refused(wrong + "torch.int64", TypeError, mask=masks.both(masks.causal, torch.ones(3, 7, dtype=torch.long)))
-    refused("a mask must return a tensor, got bool", TypeError, mask=lambda q, k: True)
-    refused("mask must be callable or a tensor, got str", TypeError, mask="causal")
-    refused("mask must be on the query's device, cpu, got meta", mask=torch.ones(3, 7, device="meta"))
-    refused(
+    check_refused(wrong + "torch.int64", TypeError, mask=torch.ones(3, 7, dtype=torch.long))
+    check_refused(wrong + "torch.float64", TypeError, mask=torch.ones(3, 7, dtype=torch.float64))
+    check_refused(wrong + "torch.int64", TypeError, mask=lambda q, k: q - k)
+    check_refused(wrong + "torch.int64", TypeError, mask=masks.both(masks.causal, torch.ones(3, 7, dtype=torch.long)))
+    check_refused("a mask must return a tensor, got bool", TypeError, mask=lambda q, k: True)
+    check_refused("mask must be callable or a tensor, got str", TypeError, mask="causal")
+    check_refused("mask must be on the query's device, cpu, got meta", mask=torch.ones(3, 7, device="meta"))
+    check_refused(
         "a mask must fit the leading dimensions of the scores, [2], got one with [3]",
         mask=masks.padding(torch.tensor([1, 2, 3])),
     )
@@ -78,8 +80,8 @@ def test_masks_that_do_not_fit_are_refused():
 
 
 def test_parts_that_are_no_functions_are_refused():
-    refused("score must be callable, (query, key) -> [..., q, k], got str", TypeError, score="dot")
-    refused("weigh must be callable, scores -> weights, got str", TypeError, weigh="softmax")
+    check_refused("score must be callable, (query, key) -> [..., q, k], got str", TypeError, score="dot")
+    check_refused("weigh must be callable, scores -> weights, got str", TypeError, weigh="softmax")
 
 
 @pytest.mark.parametrize("engine", ["dense", "stream"])
@@ -99,20 +101,22 @@ def test_a_weighing_that_returns_another_shape_is_refused():
 
 @pytest.mark.parametrize("score", [scores.dot, scores.scaled_dot])
 def test_sizes_that_differ_are_refused_by_products(score):
-    refused(f"{score} needs query and key of one size, got 5 and 4", key=K[..., :4], score=score)
+    check_refused(f"{score} needs query and key of one size, got 5 and 4", key=K[..., :4], score=score)
 
 
 def test_an_engine_that_cannot_says_which_can():
-    refused("engine must be one of dense, flash, stream, got 'turbo'", engine="turbo")
+    check_refused("engine must be one of dense, flash, stream, got 'turbo'", engine="turbo")
     laplace = scores.Laplace(1.0)
-    refused("flash needs a score that is an inner product (has as_dot), got Laplace(", score=laplace, engine="flash")
+    check_refused(
+        "flash needs a score that is an inner product (has as_dot), got Laplace(", score=laplace, engine="flash"
+    )
     with pytest.raises(ValueError, match=r"engines that can: dense, stream$"):
         regard.attend(Q, K, V, score=laplace, engine="flash")
-    refused(
+    check_refused(
         "flash has no dropout on the CPU, got dropout=0.5; engines that can: dense, stream", dropout=0.5, engine="flash"
     )
     for engine in ("flash", "stream"):
-        refused(
+        check_refused(
             f"{engine} weighs by softmax only, got linear; engines that can: dense",
             weigh=weighing.linear,
             engine=engine,
@@ -121,7 +125,7 @@ def test_an_engine_that_cannot_says_which_can():
         with pytest.raises(ValueError, match=r"^block must be a positive whole number, or two of them, got "):
             Stream(block)
     for engine in (5, Stream):
-        refused("engine must be a name or an engine such as Stream(block=256), got ", TypeError, engine=engine)
+        check_refused("engine must be a name or an engine such as Stream(block=256), got ", TypeError, engine=engine)
 
 
 def test_plan_says_what_runs_and_why():

@@ -2,15 +2,25 @@
 
 import functools
 import math
-import os
-import subprocess
-import sys
-import threading
 
 import pytest
 import reference
 import torch
-from cases import ENGINES, INNER, KEYS, LEADING, MASKS, QUERIES, SCORES, VALUES, inputs, mask_case, rand, score_case
+from cases import (
+    ENGINES,
+    INNER,
+    KEYS,
+    LEADING,
+    MASKS,
+    QUERIES,
+    SCORES,
+    VALUES,
+    gradients,
+    inputs,
+    mask_case,
+    rand,
+    score_case,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -21,15 +31,6 @@ from regard.engines import dropout
 from regard.engines.dense import Dense
 from regard.engines.job import Job
 from regard.engines.stream import Stream
-
-
-def gradients(outputs, tensors):
-    """Of a fixed mix of all finite outputs; zeros where a tensor plays no part."""
-    mix = sum((torch.where(x.isfinite(), x, 0.0) * rand(*x.shape, seed=8)).sum() for x in outputs)
-    if not mix.requires_grad:
-        return [torch.zeros_like(x) for x in tensors]
-    found = torch.autograd.grad(mix, tensors, allow_unused=True, retain_graph=True)
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, tensors, strict=True)]
 
 
 @pytest.mark.parametrize("mask_name", MASKS)
@@ -284,114 +285,6 @@ def error(a, b):
     return float((a - b).square().mean().sqrt())
 
 
-def test_merge_is_associative_and_has_a_unit():
-    query, key, value = (x.detach() for x in inputs())
-    hidden = masks.both(masks.causal, masks.padding(torch.tensor([4, 0])))
-    a, b, c = (
-        regard.attend_parts(query, key[..., s, :], value[..., s, :], mask=lambda q, k, s=s: hidden(q, k + s.start))
-        for s in (slice(0, 3), slice(3, 4), slice(4, 7))
-    )
-    assert_close(regard.merge(regard.merge(a, b), c), regard.merge(a, regard.merge(b, c)))
-    assert_close(regard.merge(regard.merge(a, b), c), regard.attend_parts(query, key, value, mask=hidden))
-    assert_close(regard.merge(a, regard.NOTHING), a)
-    assert_close(regard.merge(regard.NOTHING, a), a)
-    assert_close(regard.merge(b, a), regard.merge(a, b))
-
-
-def test_merge_has_the_gradients_of_the_whole():
-    tensors = inputs()
-    query, key, value = tensors
-    nobody = torch.zeros(QUERIES, 1, dtype=torch.bool)
-    parts = [
-        regard.attend_parts(query, key[..., :3, :], value[..., :3, :]),
-        regard.attend_parts(query, key[..., :2, :], value[..., :2, :], mask=nobody),
-        regard.attend_parts(query, key[..., 3:, :], value[..., 3:, :]),
-    ]
-    merged = functools.reduce(regard.merge, parts, regard.NOTHING)
-    assert_close(gradients(merged, tensors), gradients(regard.attend_parts(*tensors), tensors))
-    empty = regard.merge(parts[1], parts[1])
-    assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients(empty, tensors))
-
-
-def test_stream_is_the_same_to_the_bit_from_run_to_run_and_whatever_the_heads():
-    query, key, value = (rand(1, 1, 1031, 16, seed=s, dtype=torch.float32).requires_grad_() for s in (1, 2, 3))
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        mean = regard.attend(query, key, value, dropout=0.1, engine=Stream(128))
-        runs.append([mean, *torch.autograd.grad(mean.square().sum(), (query, key, value))])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def test_threads_are_left_as_they_were():
-    before = torch.get_num_threads()
-    tensors = [x.detach() for x in inputs()]
-    regard.attend(*tensors, engine="stream")
-    assert torch.get_num_threads() == before
-    with pytest.raises(ZeroDivisionError):
-        regard.attend(*tensors, engine=Stream(1), mask=lambda q, k: (k <= q) if k.max() < 2 else 1 // 0)
-    assert torch.get_num_threads() == before
-    born = []
-    thread = threading.Thread(target=lambda: born.append(torch.ones(9).sum().item() and torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert born == [before]
-
-
-def test_blocks_are_what_was_asked_for_and_masks_are_evaluated_by_them():
-    seen, asked = set(), set()
-
-    def score(query, key):
-        seen.add((query.shape[-2], key.shape[-2]))
-        return query @ key.mT
-
-    def mask(query_index, key_index):
-        asked.add((query_index.numel(), key_index.numel()))
-        return key_index <= query_index
-
-    query = rand(12, 4)
-    regard.attend(query, query, query, score=score, mask=mask, engine=Stream((5, 4)))
-    assert seen >= {(5, 4), (2, 4)}
-    assert max(seen) <= (5, 4)
-    asked.clear()
-    regard.attend(query, query, query, mask=mask, engine=Stream((5, 4)))  # the fused path
-    assert asked >= {(5, 4), (2, 4)}
-    assert max(asked) <= (5, 4)
-
-
-@pytest.mark.parametrize("kind", ["fused", "any score", "look"])
-def test_memory_grows_with_the_lengths_and_not_with_their_product(kind):
-    """In a process of its own: 7,000 × 7,000 float32 weights would be 187 MiB."""
-    program = f"""
-import pathlib, torch, regard
-def resident(field):
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-def run(n):
-    x = torch.randn(n, 8, requires_grad=True)
-    if {kind!r} == "look":
-        return regard.look(x, x, top=4)
-    score = regard.scores.scaled_dot if {kind!r} == "fused" else regard.scores.Laplace(1.0)
-    regard.attend(x, x, x, score=score, dropout=0.1, engine="stream").sum().backward()
-run(700)
-pathlib.Path("/proc/self/clear_refs").write_text("5")
-before = resident("VmRSS")
-run(7000)
-print(resident("VmHWM") - before)
-"""
-    environment = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 60
-
-
-def test_inference_mode_reaches_the_threads():
-    with torch.inference_mode():
-        x = torch.randn(2, 3, 600, 8)
-        assert regard.look(x, x, top=2).weight.shape == (2, 3, 600, 2)
-        assert regard.attend(x, x, x, dropout=0.1).shape == x.shape
-        assert_close(regard.attend_parts(x, x, x).mean, regard.attend(x, x, x))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_point_far_away_does_not_blur_the_others(dtype):
     for far in (1e6, 1e9, 1e38, math.inf):
@@ -410,62 +303,3 @@ def test_nan_in_a_weight_and_scores_that_overflow_are_not_taken_for_nothing(engi
     assert regard.attend(torch.ones(1, 2), torch.ones(7, 2), torch.ones(7, 1), score=sick, engine=engine).isnan().all()
     query, key = torch.tensor([[1e20, 1e20]]), torch.tensor([[1e20, -1e20]]).repeat(3, 1)
     assert regard.attend(query, key, torch.ones(3, 2), score=scores.dot, engine=engine).isnan().all()
-
-
-def test_hooks_of_a_parameter_see_the_whole_gradient_once():
-    query, key, value = (x.detach() for x in inputs())
-    score = score_case("tanh").ours
-    (plain,) = torch.autograd.grad(regard.attend(query, key, value, score=score, engine="dense").sum(), score.weight)
-    calls = []
-    hook = score.weight.register_hook(lambda gradient: calls.append(1) or 2 * gradient)
-    for engine in ("dense", Stream(3)):
-        calls.clear()
-        found = torch.autograd.grad(regard.attend(query, key, value, score=score, engine=engine).sum(), score.weight)
-        assert_close(found[0], 2 * plain)
-        assert len(calls) == 1
-    hook.remove()
-
-
-def test_a_score_that_draws_random_numbers_draws_the_same_in_backward():
-    query, key, value = inputs()
-
-    def score(query, key):
-        return torch.dropout(query @ key.mT, 0.5, train=True)
-
-    before = torch.get_rng_state()
-    mean = regard.attend(query, key, value, score=score, engine=Stream(64))
-    (found,) = torch.autograd.grad(mean.sum(), query, retain_graph=True)
-    after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    score(query[..., :1, :], key[..., :1, :])  # the probe for parameters
-    wanted = regard.attend(query, key, value, score=score, engine="dense")
-    assert_close(mean, wanted)
-    assert_close(found, torch.autograd.grad(wanted.sum(), query)[0])
-    assert torch.equal(after, torch.get_rng_state())  # backward leaves the generator as it found it
-
-
-def test_gradients_that_are_not_asked_for_are_not_needed():
-    query, key, value = inputs()
-    for score in (scores.scaled_dot, score_case("tanh").ours, scores.Laplace(2.0)):
-        for wanted in (query, key, value):
-            tensors = [x if x is wanted else x.detach() for x in (query, key, value)]
-            found, expected = (
-                torch.autograd.grad(regard.attend(*tensors, score=score, engine=engine).sum(), wanted)[0]
-                for engine in (Stream(3), "dense")
-            )
-            assert_close(found, expected)
-
-
-def test_a_subclass_that_changes_the_score_is_heard():
-    class Softer(scores.Bilinear):
-        def forward(self, query, key):
-            return super().forward(query, key) / 10
-
-    query, key, value = (x.detach() for x in inputs())
-    score = Softer(query.shape[-1], key.shape[-1]).double()
-    assert regard.plan(query, key, value, score=score).engine == "dense"
-    for engine in (None, "stream"):
-        assert_close(
-            regard.attend(query, key, value, score=score, engine=engine),
-            regard.attend(query, key, value, score=lambda q, k: score(q, k), engine="dense"),
-        )

@@ -1,0 +1,153 @@
+"""The stream engine beside its numbers: blocks, memory, threads, hooks, random scores."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from cases import inputs, rand, score_case
+from torch.testing import assert_close
+
+import regard
+from regard import scores
+from regard.engines.stream import Stream
+
+
+def test_stream_is_the_same_to_the_bit_from_run_to_run_and_whatever_the_heads():
+    query, key, value = (rand(1, 1, 1031, 16, seed=s, dtype=torch.float32).requires_grad_() for s in (1, 2, 3))
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        mean = regard.attend(query, key, value, dropout=0.1, engine=Stream(128))
+        runs.append([mean, *torch.autograd.grad(mean.square().sum(), (query, key, value))])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_threads_are_left_as_they_were():
+    before = torch.get_num_threads()
+    tensors = [x.detach() for x in inputs()]
+    regard.attend(*tensors, engine="stream")
+    assert torch.get_num_threads() == before
+    with pytest.raises(ZeroDivisionError):
+        regard.attend(*tensors, engine=Stream(1), mask=lambda q, k: (k <= q) if k.max() < 2 else 1 // 0)
+    assert torch.get_num_threads() == before
+    born = []
+    thread = threading.Thread(target=lambda: born.append(torch.ones(9).sum().item() and torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert born == [before]
+
+
+def test_blocks_are_what_was_asked_for_and_masks_are_evaluated_by_them():
+    seen, asked = set(), set()
+
+    def score(query, key):
+        seen.add((query.shape[-2], key.shape[-2]))
+        return query @ key.mT
+
+    def mask(query_index, key_index):
+        asked.add((query_index.numel(), key_index.numel()))
+        return key_index <= query_index
+
+    query = rand(12, 4)
+    regard.attend(query, query, query, score=score, mask=mask, engine=Stream((5, 4)))
+    assert seen >= {(5, 4), (2, 4)}
+    assert max(seen) <= (5, 4)
+    asked.clear()
+    regard.attend(query, query, query, mask=mask, engine=Stream((5, 4)))  # the fused path
+    assert asked >= {(5, 4), (2, 4)}
+    assert max(asked) <= (5, 4)
+
+
+@pytest.mark.parametrize("kind", ["fused", "any score", "look"])
+def test_memory_grows_with_the_lengths_and_not_with_their_product(kind):
+    """In a process of its own: 7,000 × 7,000 float32 weights would be 187 MiB."""
+    program = f"""
+import pathlib, torch, regard
+def resident(field):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+def run(n):
+    x = torch.randn(n, 8, requires_grad=True)
+    if {kind!r} == "look":
+        return regard.look(x, x, top=4)
+    score = regard.scores.scaled_dot if {kind!r} == "fused" else regard.scores.Laplace(1.0)
+    regard.attend(x, x, x, score=score, dropout=0.1, engine="stream").sum().backward()
+run(700)
+pathlib.Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+run(7000)
+print(resident("VmHWM") - before)
+"""
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 60
+
+
+def test_inference_mode_reaches_the_threads():
+    with torch.inference_mode():
+        x = torch.randn(2, 3, 600, 8)
+        assert regard.look(x, x, top=2).weight.shape == (2, 3, 600, 2)
+        assert regard.attend(x, x, x, dropout=0.1).shape == x.shape
+        assert_close(regard.attend_parts(x, x, x).mean, regard.attend(x, x, x))
+
+
+def test_hooks_of_a_parameter_see_the_whole_gradient_once():
+    query, key, value = (x.detach() for x in inputs())
+    score = score_case("tanh").ours
+    (plain,) = torch.autograd.grad(regard.attend(query, key, value, score=score, engine="dense").sum(), score.weight)
+    calls = []
+    hook = score.weight.register_hook(lambda gradient: calls.append(1) or 2 * gradient)
+    for engine in ("dense", Stream(3)):
+        calls.clear()
+        found = torch.autograd.grad(regard.attend(query, key, value, score=score, engine=engine).sum(), score.weight)
+        assert_close(found[0], 2 * plain)
+        assert len(calls) == 1
+    hook.remove()
+
+
+def test_a_score_that_draws_random_numbers_draws_the_same_in_backward():
+    query, key, value = inputs()
+
+    def score(query, key):
+        return torch.dropout(query @ key.mT, 0.5, train=True)
+
+    before = torch.get_rng_state()
+    mean = regard.attend(query, key, value, score=score, engine=Stream(64))
+    (found,) = torch.autograd.grad(mean.sum(), query, retain_graph=True)
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    score(query[..., :1, :], key[..., :1, :])  # the probe for parameters
+    wanted = regard.attend(query, key, value, score=score, engine="dense")
+    assert_close(mean, wanted)
+    assert_close(found, torch.autograd.grad(wanted.sum(), query)[0])
+    assert torch.equal(after, torch.get_rng_state())  # backward leaves the generator as it found it
+
+
+def test_gradients_that_are_not_asked_for_are_not_needed():
+    query, key, value = inputs()
+    for score in (scores.scaled_dot, score_case("tanh").ours, scores.Laplace(2.0)):
+        for wanted in (query, key, value):
+            tensors = [x if x is wanted else x.detach() for x in (query, key, value)]
+            found, expected = (
+                torch.autograd.grad(regard.attend(*tensors, score=score, engine=engine).sum(), wanted)[0]
+                for engine in (Stream(3), "dense")
+            )
+            assert_close(found, expected)
+
+
+def test_a_subclass_that_changes_the_score_is_heard():
+    class Softer(scores.Bilinear):
+        def forward(self, query, key):
+            return super().forward(query, key) / 10
+
+    query, key, value = (x.detach() for x in inputs())
+    score = Softer(query.shape[-1], key.shape[-1]).double()
+    assert regard.plan(query, key, value, score=score).engine == "dense"
+    for engine in (None, "stream"):
+        assert_close(
+            regard.attend(query, key, value, score=score, engine=engine),
+            regard.attend(query, key, value, score=lambda q, k: score(q, k), engine="dense"),
+        )
