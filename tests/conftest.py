@@ -1,4 +1,4 @@
-"""What all tests share: doctests see the seed they need."""
+"""What all tests share: one seed."""
 
 import pytest
 import torch
