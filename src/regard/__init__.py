@@ -8,9 +8,15 @@ One operation, fast at every size, and every prediction shows its evidence.
 torch.Size([5, 2])
 """
 
+from typing import TYPE_CHECKING, Any
+
 from regard import masks, scores, weighing
-from regard.attend import Look, Plan, attend, attend_parts, look, plan
+from regard.attend import Look, attend, attend_parts, look, plan
+from regard.engines.job import Plan
 from regard.parts import NOTHING, Attended, merge
+
+if TYPE_CHECKING:
+    from regard.estimators import NadarayaWatson, NadarayaWatsonClassifier, load
 
 __version__ = "0.1.0"
 
@@ -18,9 +24,12 @@ __all__ = [
     "NOTHING",
     "Attended",
     "Look",
+    "NadarayaWatson",
+    "NadarayaWatsonClassifier",
     "Plan",
     "attend",
     "attend_parts",
+    "load",
     "look",
     "masks",
     "merge",
@@ -28,3 +37,12 @@ __all__ = [
     "scores",
     "weighing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Estimators are imported when they are first asked for: scikit-learn takes its time."""
+    if name in __all__:
+        from regard import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

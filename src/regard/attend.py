@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.engines import dense, flash
 from regard.engines.dense import Dense
 from regard.engines.flash import Flash
-from regard.engines.job import Job, broadcast, scores_of, spans
+from regard.engines.job import Job, Plan, broadcast, scores_of, spans
 from regard.engines.stream import Stream, mask_gradient
 from regard.engines.top import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
@@ -36,13 +36,6 @@ class Engine(Protocol):
     def refuses(self, job: Job) -> str | None: ...
 
     def attend(self, job: Job) -> Tensor: ...
-
-
-class Plan(NamedTuple):
-    """Which engine `attend` runs, and why."""
-
-    engine: str
-    why: str
 
 
 class Look(NamedTuple):

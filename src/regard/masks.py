@@ -52,6 +52,16 @@ def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
     return key_index <= query_index
 
 
+def others(query_index: Tensor, key_index: Tensor) -> Tensor:
+    """A query sees every key but its own: leave-one-out, where queries and keys are the same rows.
+
+    >>> import torch
+    >>> others(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
+    [[0, 1, 1], [1, 0, 1]]
+    """
+    return query_index != key_index
+
+
 @dataclass(frozen=True)
 class Padding:
     """See `padding`."""

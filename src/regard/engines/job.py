@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +13,13 @@ from torch import Tensor
 from regard.masks import Mask, block_of, parts_of
 from regard.scores import Score
 from regard.weighing import Weighing
+
+
+class Plan(NamedTuple):
+    """Which engine runs, and why."""
+
+    engine: str
+    why: str
 
 
 @dataclass(frozen=True)

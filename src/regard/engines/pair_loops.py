@@ -1,0 +1,407 @@
+"""The loops of the `pairs` engine, in Numba: kernels of distances, fused, by blocks of near points.
+
+Keys lie in blocks of neighbours, and those in groups; each has its bounding box. For a block of queries,
+what the kernel is at a box's least distance bounds the weight of all that is in it, and what cannot
+matter is passed over: nearest first, until
+
+    K(least distance) · (weight of all keys) ≤ tolerance · (weight found so far)
+
+which keeps the sum of all that is left out below the tolerance, in whatever order it is met.
+
+Most pairs are done in float32, in coordinates about the queries' own centre, where a distance of a few
+bandwidths keeps its digits. A query whose keys are all far is done in float64 and relative to the nearest,
+where nothing underflows; so are all of them where the tolerance asks for it, and all moments.
+
+The number of features and the kernel are constants of a closure, so that the compiler unrolls; closures over
+plain numbers are kept on disk, those over functions are not. Rows are cut out as slices, because an index
+that might be negative keeps a loop from being vectorised.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from regard.engines.lanes import COUNT, add_to, load, power_of_two, root, splat, store, where_below
+from regard.engines.loops import EXACT, SUM, exponential
+from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
+
+NARROW = 6.0
+"""How many bandwidths wide a block of queries may be for coordinates of one word."""
+UNROLLED = 8
+"""Features up to which loops are compiled for their very number."""
+RUN = 32
+"""Keys whose weights are summed in float32 before they are added to sums in float64."""
+LOG2E = 1.4426950408889634
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+def unit(kind: int) -> float:
+    """What coordinates are multiplied by, so that the kernel is a power of two of their square or root."""
+    return {GAUSSIAN: float(np.sqrt(0.5 * LOG2E)), LAPLACE: LOG2E}.get(kind, 1.0)
+
+
+@njit
+def weight_of(kind: Any, square: Any) -> Any:
+    """The kernel of a squared distance; `kind` is constant where this is compiled into a loop."""
+    if kind == GAUSSIAN:
+        return power_of_two(splat(ZERO) - square)
+    if kind == LAPLACE:
+        return power_of_two(splat(ZERO) - root(square))
+    if kind == BOXCAR:
+        return where_below(square, splat(ONE), splat(ONE), splat(ZERO))
+    rest = splat(ONE) - (square if kind == EPANECHNIKOV else square * root(square))
+    rest = where_below(square, splat(ONE), rest, splat(ZERO))
+    return rest if kind == EPANECHNIKOV else rest * rest * rest
+
+
+@njit(fastmath=EXACT)
+def log_weight64(kind: Any, square: Any) -> Any:
+    """The logarithm of the kernel."""
+    if kind == GAUSSIAN:
+        return -0.5 * square
+    if kind == LAPLACE:
+        return -np.sqrt(square)
+    if square >= 1:
+        return -np.inf
+    if kind == EPANECHNIKOV:
+        return np.log1p(-square)
+    if kind == BOXCAR:
+        return 0.0
+    return 3 * np.log1p(-square * np.sqrt(square))
+
+
+@njit(fastmath=EXACT)
+def bound(kind: Any, box: Any, other: Any, slope: Any, jump: Any) -> Any:
+    """The largest log weight that a point in one box can have for one in the other.
+
+    A box is [2, features + columns]: low and high corner, first of the coordinates, then of the codes.
+    """
+    square, penalty = 0.0, 0.0
+    features = box.shape[1] - jump.shape[0]
+    for feature in range(features):
+        apart = max(0.0, max(box[0, feature] - other[1, feature], other[0, feature] - box[1, feature]))
+        square += apart * apart
+    for column in range(jump.shape[0]):
+        place = features + column
+        apart = max(0.0, max(box[0, place] - other[1, place], other[0, place] - box[1, place]))
+        penalty += slope[column] * apart + (jump[column] if apart > 0 else 0.0)
+    return log_weight64(kind, square) - penalty
+
+
+@njit(nogil=True, cache=True, fastmath=EXACT)
+def two_words(points: Any, here: Any, size: Any, centre: Any, scale: Any, words: Any) -> None:
+    """Coordinates about a centre, scaled, in float32, and behind them what they were rounded by."""
+    features = centre.shape[0]
+    for feature in range(features):
+        some, middle = points[feature][here : here + size], centre[feature]
+        first, second = words[feature], words[features + feature]
+        for j in range(size):
+            exact = (some[j] - middle) * scale
+            rounded = np.float32(exact)
+            first[j] = rounded
+            second[j] = np.float32(exact - rounded)
+
+
+def make_coarse(kind: int, features: int, coded: bool, wide: bool, plain: bool) -> Any:
+    """The float32 loop for one kernel and a number of features; 0 stands for any number.
+
+    wide    the points lie wide apart: their coordinates are of two words, and differences lose nothing
+    plain   all keys weigh 1, there is one column of values, and no query must leave a key out
+    """
+
+    @njit(fastmath=EXACT)
+    def weight_at(
+        query: Any, queries: Any, key: Any, query_code: Any, key_code: Any, slope: Any, jump: Any, i: Any, j: Any
+    ) -> Any:
+        """Of sixteen queries, from i on, for one key."""
+        count = features if features else key.shape[0] // 2
+        square = splat(ZERO)
+        for feature in range(count):
+            apart = load(query, feature * queries + i) - splat(key[feature, j])
+            if wide:
+                apart = apart + (load(query, (count + feature) * queries + i) - splat(key[count + feature, j]))
+            square = square + apart * apart
+        weight = weight_of(kind, square)
+        if coded:
+            penalty = splat(ZERO)
+            for column in range(jump.shape[0]):
+                apart = load(query_code, column * queries + i) - splat(key_code[column, j])
+                apart = root(apart * apart)
+                fixed = where_below(splat(ZERO), apart, splat(jump[column]), splat(ZERO))
+                penalty = penalty + splat(slope[column]) * apart + fixed
+            weight = weight * power_of_two(splat(ZERO) - penalty)
+        return weight
+
+    @njit(nogil=True, cache=True, fastmath=EXACT)
+    def coarse(query: Any, key: Any, codes: Any, column: Any, skip: Any, tile: Any, sums: Any) -> None:
+        """Add some keys to the sums of a block of queries.
+
+        query, key   coordinates of these, [2 · features · queries], a multiple of 16, and [2 · features, keys]
+        codes        of the queries [columns · queries] and of the keys, and slope and jump, in powers of two
+        column       [1 + values, keys]: weights of the keys, and the values times them
+        skip         [queries]: a key's place among these that the query must not see, or -1
+        tile         scratch for the weights of a run of keys
+        sums         [1 + values, queries]
+        """
+        query_code, key_code, slope, jump = codes
+        size, queries = column.shape[1], sums.shape[1]
+        for i in range(0, queries, COUNT):
+            for start in range(0, size, RUN):
+                end = min(start + RUN, size)
+                if plain:
+                    total, found = splat(ZERO), splat(ZERO)
+                    for j in range(start, end):
+                        weight = weight_at(query, queries, key, query_code, key_code, slope, jump, i, j)
+                        total = total + weight
+                        found = found + weight * splat(column[1, j])
+                    add_to(sums[0], i, total)
+                    add_to(sums[1], i, found)
+                    continue
+                for j in range(start, end):
+                    store(
+                        tile,
+                        (j - start) * COUNT,
+                        weight_at(query, queries, key, query_code, key_code, slope, jump, i, j),
+                    )
+                for place in range(COUNT):
+                    if start <= skip[i + place] < end:
+                        tile[(skip[i + place] - start) * COUNT + place] = 0
+                for number in range(column.shape[0]):
+                    total = splat(ZERO)
+                    for j in range(start, end):
+                        total = total + load(tile, (j - start) * COUNT) * splat(column[number, j])
+                    add_to(sums[number], i, total)
+
+    return coarse
+
+
+@njit(nogil=True, fastmath=EXACT)
+def penalties(code: Any, others: Any, here: Any, size: Any, slope: Any, jump: Any, penalty: Any) -> None:
+    """What differing codes take off the log weights of some keys."""
+    for j in range(size):
+        penalty[j] = 0
+    for column in range(jump.shape[0]):
+        some, own = others[column][here : here + size], code[column]
+        for j in range(size):
+            apart = abs(own - some[j])
+            penalty[j] += slope[column] * apart + (jump[column] if apart > 0 else 0.0)
+
+
+def make_careful(kind: int, coded: bool, moments: bool) -> Any:
+    """One query in float64, relative to its nearest key."""
+
+    @njit(nogil=True, fastmath=EXACT)
+    def log_weights(point: Any, code: Any, own: Any, known: Any, here: Any, size: Any, room: Any) -> None:
+        """Into room[0]; and the offsets of the keys into room[2:]."""
+        keys, codes, slope, jump = known
+        weight, penalty = room[0], room[1]
+        for j in range(size):
+            weight[j] = 0
+        for feature in range(point.shape[0]):
+            others, coordinate, offset = keys[feature][here : here + size], point[feature], room[2 + feature]
+            for j in range(size):
+                apart = others[j] - coordinate
+                weight[j] += apart * apart
+                if moments:
+                    offset[j] = apart
+        for j in range(size):
+            weight[j] = log_weight64(kind, weight[j])
+        if coded:
+            penalties(code, codes, here, size, slope, jump, penalty)
+            for j in range(size):
+                weight[j] -= penalty[j]
+        if 0 <= own - here < size:
+            weight[own - here] = -np.inf
+
+    @njit(nogil=True, fastmath=SUM)
+    def add(weight: Any, column: Any, room: Any, here: Any, size: Any, features: Any, sums: Any) -> None:
+        """Add some keys' weights, and their products with values and offsets, to the sums."""
+        place = 0
+        for number in range(column.shape[0]):
+            some, total = column[number][here : here + size], 0.0
+            for j in range(size):
+                total += weight[j] * some[j]
+            sums[place] += total
+            place += 1
+        if not moments:
+            return
+        product, mass = room[1], column[0][here : here + size]
+        for feature in range(features):
+            offset = room[2 + feature]
+            for j in range(size):
+                product[j] = weight[j] * offset[j]
+            for number in range(column.shape[0]):
+                some, total = column[number][here : here + size], 0.0
+                for j in range(size):
+                    total += product[j] * some[j]
+                sums[place] += total
+                place += 1
+            for other in range(feature + 1):
+                some, total = room[2 + other], 0.0
+                for j in range(size):
+                    total += product[j] * mass[j] * some[j]
+                sums[place] += total
+                place += 1
+
+    @njit(nogil=True, cache=True, fastmath=EXACT)
+    def careful(
+        point: Any,
+        code: Any,
+        own: Any,
+        known: Any,
+        tree: Any,
+        column: Any,
+        order: Any,
+        room: Any,
+        allowed: Any,
+        sums: Any,
+    ) -> Any:
+        """Fill the sums, relative to exp(what is returned): the log weight of the nearest key."""
+        _, _, slope, jump = known
+        starts, boxes, group_starts, group_boxes = tree
+        box = np.empty((2, boxes.shape[2]))
+        box[:, : point.shape[0]] = point
+        box[:, point.shape[0] :] = code
+        highest = -np.inf
+        weight = room[0]
+        for group in order:
+            if bound(kind, box, group_boxes[group], slope, jump) <= highest:
+                continue
+            for block in range(group_starts[group], group_starts[group + 1]):
+                if bound(kind, box, boxes[block], slope, jump) <= highest:
+                    continue
+                here, size = starts[block], starts[block + 1] - starts[block]
+                log_weights(point, code, own, known, here, size, room)
+                for j in range(size):
+                    highest = max(highest, weight[j])
+        sums[:] = 0
+        if highest == -np.inf:
+            return highest
+        for group in order:
+            if np.exp(bound(kind, box, group_boxes[group], slope, jump) - highest) <= allowed * sums[0]:
+                continue
+            for block in range(group_starts[group], group_starts[group + 1]):
+                if np.exp(bound(kind, box, boxes[block], slope, jump) - highest) <= allowed * sums[0]:
+                    continue
+                here, size = starts[block], starts[block + 1] - starts[block]
+                log_weights(point, code, own, known, here, size, room)
+                for j in range(size):
+                    weight[j] = exponential(min(0.0, weight[j] - highest))
+                add(weight, column, room, here, size, point.shape[0], sums)
+        return highest
+
+    return careful
+
+
+def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
+    """The sums of some blocks of queries over all keys, for one kernel and a number of features (0: any)."""
+    narrow_sum, wide_sum, any_sum = (
+        make_coarse(kind, features, coded, wide, plain) for wide, plain in ((False, True), (True, True), (True, False))
+    )
+    careful = make_careful(kind, coded, moments)
+    scale = unit(kind)
+
+    @njit(nogil=True, cache=True, fastmath=EXACT)
+    def pool(
+        first: Any,
+        last: Any,
+        asked: Any,
+        known: Any,
+        tree: Any,
+        column: Any,
+        single: Any,
+        trusted: Any,
+        allowed: Any,
+        weighted: Any,
+        sums: Any,
+        shift: Any,
+    ) -> None:
+        """Fill in the sums [queries, 1 + values], relative to exp(shift [queries]), of some blocks of queries.
+
+        With moments, behind them for each feature: of the offset, of the offset times each value, and of
+        its products with those of this and earlier features.
+
+        asked    queries [features, points] in bandwidths, their codes [columns, points], where their blocks
+                 start and the last one ends, and the key that each must not see, or -1
+        known    keys [features, points], their codes, slope and jump of each column
+        tree     where blocks of keys start, their boxes, where groups of blocks start, their boxes
+        column   [1 + values, keys]: weights of the keys, and the values times them
+        single   the same in float32
+        trusted  the summed weight from which float32 is good enough
+        allowed  a block is passed over when its largest weight is at most this share of what was found
+        weighted whether the keys differ in weight
+        """
+        queries, query_codes, query_starts, own = asked
+        keys, key_codes, slope, jump = known
+        starts, boxes, group_starts, group_boxes = tree
+        groups = group_starts.shape[0] - 1
+        dimensions, columns = queries.shape[0], query_codes.shape[0]
+        widest = np.max(starts[1:] - starts[:-1])
+        reach = np.empty(groups)
+        local, tile = np.empty((2 * dimensions, widest), np.float32), np.empty(RUN * COUNT, np.float32)
+        room = np.empty((2 + dimensions, widest))
+        box = np.empty((2, dimensions + columns))
+        slope32, jump32 = (slope * LOG2E).astype(np.float32), (jump * LOG2E).astype(np.float32)
+        for query_block in range(first, last):
+            begin, end = query_starts[query_block], query_starts[query_block + 1]
+            count = end - begin
+            for feature in range(dimensions):
+                box[0, feature], box[1, feature] = queries[feature, begin:end].min(), queries[feature, begin:end].max()
+            for number in range(columns):
+                some = query_codes[number, begin:end]
+                box[0, dimensions + number], box[1, dimensions + number] = some.min(), some.max()
+            for group in range(groups):
+                reach[group] = -bound(kind, box, group_boxes[group], slope, jump)
+            order = np.argsort(reach)
+            for i in range(begin, end):
+                shift[i] = 0
+                sums[i, 0] = 0
+            if not moments and trusted < np.inf:
+                width = 0.0
+                centre = np.empty(dimensions)
+                for feature in range(dimensions):
+                    centre[feature] = 0.5 * (box[0, feature] + box[1, feature])
+                    width = max(width, box[1, feature] - box[0, feature])
+                padded = -(-count // COUNT) * COUNT
+                some, skip = np.zeros((2 * dimensions, padded), np.float32), np.full(padded, -1)
+                two_words(queries, begin, count, centre, scale, some)
+                codes = np.zeros((columns, padded), np.float32)
+                codes[:, :count] = query_codes[:, begin:end]
+                found = np.zeros((column.shape[0], padded))
+                for group in order:
+                    least = allowed * found[0, :count].min()
+                    if np.exp(-reach[group]) <= least:
+                        break
+                    for block in range(group_starts[group], group_starts[group + 1]):
+                        if np.exp(bound(kind, box, boxes[block], slope, jump)) <= least:
+                            continue
+                        here, size = starts[block], starts[block + 1] - starts[block]
+                        two_words(keys, here, size, centre, scale, local)
+                        plain = column.shape[0] == 2 and not weighted
+                        for i in range(count):
+                            seat = own[begin + i] - here
+                            skip[i] = seat if 0 <= seat < size else -1
+                            plain = plain and skip[i] < 0
+                        words = (
+                            codes.reshape(-1),
+                            key_codes[:, here : here + size].astype(np.float32),
+                            slope32,
+                            jump32,
+                        )
+                        values = single[:, here : here + size]
+                        if not plain:
+                            any_sum(some.reshape(-1), local, words, values, skip, tile, found)
+                        elif width <= NARROW:
+                            narrow_sum(some.reshape(-1), local, words, values, skip, tile, found)
+                        else:
+                            wide_sum(some.reshape(-1), local, words, values, skip, tile, found)
+                for i in range(count):
+                    for number in range(column.shape[0]):
+                        sums[begin + i, number] = found[number, i]
+            for i in range(begin, end):
+                if not sums[i, 0] >= trusted:
+                    point, code = queries[:, i].copy(), query_codes[:, i].copy()
+                    shift[i] = careful(point, code, own[i], known, tree, column, order, room, allowed, sums[i])
+
+    return pool

@@ -1,0 +1,192 @@
+"""Kernels of distances on the CPU, without gradients: every pair that matters, in one fused pass.
+
+Queries and keys are sorted into blocks of neighbours (a k-d tree's leaves), and for each block of queries
+what lies too far to matter is passed over by whole blocks. The loops are in `pair_loops.py`.
+
+The tolerance is a promise for every query: the mean of a column of values is off by at most that share of
+the column's standard deviation, and the log weight by at most that number.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regard.engines.job import Job
+from regard.engines.points import (
+    BOXCAR,
+    EPANECHNIKOV,
+    GAUSSIAN,
+    LAPLACE,
+    TRICUBE,
+    Array,
+    Moments,
+    Points,
+    Pooled,
+    from_job,
+    reason_against,
+)
+from regard.engines.threads import spread
+from regard.parts import Attended
+
+KEYS, QUERIES, GROUP = 256, 64, 32
+"""Keys in a block, queries in a block, blocks of keys in a group."""
+SINGLE = 1e-6
+"""The least tolerance that float32 keeps, for values of which none is further from the mean than
+`OUTLIER` standard deviations."""
+OUTLIER = 10.0
+TRUSTED = {GAUSSIAN: 0.1, LAPLACE: 0.1, EPANECHNIKOV: 1.0, BOXCAR: math.inf, TRICUBE: 1.0}
+"""The summed weight from which float32 has digits enough. Below it, a query has only far keys, or keys at the
+edge of a compact kernel, where 1 - u² loses them; and a kernel that jumps at its edge needs all of them."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Kernels under softmax, in memory q + k, to a tolerance relative to the spread of the values."""
+
+    tolerance: float = 1e-6
+    name = "pairs"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance must be at least 0 and below 1, got {self.tolerance}")
+
+    def refuses(self, job: Job) -> str | None:
+        return reason_against("pairs", job)
+
+    def attend(self, job: Job) -> Tensor:
+        return self.attend_parts(job).mean
+
+    def attend_parts(self, job: Job) -> Attended:
+        return from_job(job, lambda points: pool(points, self.tolerance))
+
+
+def pool(points: Points, tolerance: float = 1e-6) -> Pooled:
+    """Weighted means of the values, `[queries, values]`, and log weights `[queries]`."""
+    sums, shift, centre = summed(points, tolerance, moments=False)
+    mean, log_weight = normalised(sums, shift)
+    return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, mean + centre), log_weight)
+
+
+def moments(points: Points, tolerance: float = 1e-6) -> Moments:
+    """Weighted means of the values, the offsets and their products: what a local line is fitted from."""
+    sums, shift, centre = summed(points, tolerance, moments=True)
+    means, log_weight = normalised(sums, shift)
+    features, values = points.query.shape[1], points.value.shape[1]
+    mean, rest = means[:, :values] + centre, means[:, values:]
+    offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
+    product = np.empty((len(mean), features, values))
+    place = 0
+    for feature in range(features):
+        offset[:, feature] = rest[:, place]
+        product[:, feature] = rest[:, place + 1 : place + 1 + values]
+        before = rest[:, place + values + 1 : place + values + 2 + feature]
+        square[:, feature, : feature + 1] = square[:, : feature + 1, feature] = before
+        place += values + 2 + feature
+    product += offset[:, :, None] * centre
+    return Moments(log_weight, np.where((log_weight == -math.inf)[:, None], 0.0, mean), offset, square, product)
+
+
+def normalised(sums: Array, shift: Array) -> tuple[Array, Array]:
+    """Means and log weights of sums whose first column is the weight."""
+    seen = sums[:, 0] > 0
+    total = np.where(seen, sums[:, 0], 1.0)
+    return sums[:, 1:] / total[:, None], np.where(seen, shift + np.log(total), -math.inf)
+
+
+def summed(points: Points, tolerance: float, *, moments: bool) -> tuple[Array, Array, Array]:
+    """Sums of the weights and of their products, what they are relative to, and what the values are centred by."""
+    query, key = points.query, points.key
+    features, values = query.shape[1], points.value.shape[1]
+    extra = sum(values + 2 + feature for feature in range(features)) if moments else 0
+    sums, shift = np.zeros((len(query), 1 + values + extra)), np.zeros(len(query))
+    centre = np.average(points.value, axis=0, weights=points.weight) if len(key) else np.zeros(values)
+    if not len(query) or not len(key):
+        return sums, shift, centre
+    query_code, key_code = (
+        np.zeros((len(x), 0)) if c is None else c for x, c in ((query, points.query_code), (key, points.key_code))
+    )
+    scale = np.sqrt(2 * (points.slope + points.jump))  # so that categories part as coordinates do
+    key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
+    query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
+    own = np.full(len(query), -1)
+    if points.own is not None:
+        went = np.empty(len(key), np.int64)
+        went[key_order] = np.arange(len(key))
+        own = np.where(points.own < 0, -1, went[points.own])[query_order]
+    deviation = points.value - centre
+    single, allowed = precision(deviation, tolerance)
+    mass = np.ones(len(key)) if points.weight is None else points.weight
+    column = np.hstack([mass[:, None], deviation * mass[:, None]])[key_order].T.copy()
+    keys, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
+    asked = query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own
+    known = keys, codes, points.slope.astype(float), points.jump.astype(float)
+    tree = boxed(np.vstack([keys, codes]), starts)
+    run = compiled(points.kind, features if not moments else 0, points.columns > 0, moments)
+    trusted = TRUSTED[points.kind] * float(mass.max()) if single and not moments else math.inf
+    column32 = column.astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
+    setting = column, column32, trusted, allowed / float(mass.sum()), points.weight is not None
+    blocks = len(query_starts) - 1
+    size = max(1, -(-blocks // 128))
+    found, relative = np.zeros_like(sums), np.zeros_like(shift)
+    spread(
+        lambda begin: run(begin, min(begin + size, blocks), asked, known, tree, *setting, found, relative),
+        range(0, blocks, size),
+    )
+    sums[query_order], shift[query_order] = found, relative
+    return sums, shift, centre
+
+
+def precision(deviation: Array, tolerance: float) -> tuple[bool, float]:
+    """Whether float32 will do, and what share of the weight may be left out.
+
+    What is left out may be the value furthest from the mean, while the promise is in standard deviations.
+    """
+    furthest, typical = np.abs(deviation).max(axis=0), deviation.std(axis=0)
+    worst = float(np.max(np.where(typical > 0, furthest / np.where(typical > 0, typical, 1.0), 1.0), initial=1.0))
+    return tolerance >= SINGLE and worst <= OUTLIER, 0.25 * tolerance / worst
+
+
+@functools.cache
+def compiled(kind: int, features: int, coded: bool, moments: bool) -> Callable[..., None]:
+    """The loops for one kernel and a number of features; compiled once, and then kept on disk."""
+    from regard.engines import pair_loops  # imports numba
+
+    unrolled = features if features <= pair_loops.UNROLLED else 0
+    loop: Any = pair_loops.make_pool(kind, unrolled, coded, moments)
+    return loop  # type: ignore[no-any-return]
+
+
+def neighbours(points: Array, size: int) -> tuple[Array, Array]:
+    """An order in which near points are near, and where blocks of at most `size` begin in it, and the end."""
+    count, features = points.shape
+    if features == 1:
+        order = np.argsort(points[:, 0], kind="stable")
+    else:
+        order = split(points, np.arange(count), size) if features else np.arange(count)
+    return order, np.append(np.arange(0, count, size), count)
+
+
+def split(points: Array, order: Array, size: int) -> Array:
+    """Halve along the widest side, on a multiple of the block size, until a block is left."""
+    if len(order) <= size:
+        return order
+    some = points[order]
+    side = np.argmax(some.max(axis=0) - some.min(axis=0))
+    middle = math.ceil(math.ceil(len(order) / size) / 2) * size
+    parted = order[np.argpartition(some[:, side], middle)]
+    return np.concatenate([split(points, parted[:middle], size), split(points, parted[middle:], size)])
+
+
+def boxed(points: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
+    """Blocks and groups of blocks of points `[dimensions, points]`, with their boxes `[boxes, 2, dimensions]`."""
+    low, high = (extreme.reduceat(points, starts[:-1], axis=1) for extreme in (np.minimum, np.maximum))
+    group_starts = np.append(np.arange(0, len(starts) - 1, GROUP), len(starts) - 1)
+    group_low = np.minimum.reduceat(low, group_starts[:-1], axis=1)
+    group_high = np.maximum.reduceat(high, group_starts[:-1], axis=1)
+    boxes, group_boxes = (np.stack([a.T, b.T], axis=1) for a, b in ((low, high), (group_low, group_high)))
+    return starts, np.ascontiguousarray(boxes), group_starts, np.ascontiguousarray(group_boxes)

@@ -1,0 +1,221 @@
+"""A table's columns as numbers: which are categories, and in what units the others are measured.
+
+Numbers stay as they are, or are scaled to standard deviations, or to normal scores by rank. Categories become
+codes; what they count for is the kernel's affair (`regard.kernels.Mixed`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+SCALES = ("rank", "standard")
+QUANTILES = 1000
+"""Points at which the ranks of a column are kept."""
+EDGE = 1e-7
+"""The least and the greatest rank are this far from 0 and 1: 5.2 standard deviations."""
+
+
+@dataclass(frozen=True)
+class Category:
+    """A categorical column: its values in the order of their codes."""
+
+    values: tuple[Any, ...]
+    ordered: bool
+
+    @property
+    def most(self) -> float:
+        """The largest λ, at which the column says nothing: (c - 1)/c unordered, 1 ordered."""
+        return 1.0 if self.ordered else (len(self.values) - 1) / max(1, len(self.values))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What was seen of the columns in `fit`."""
+
+    names: tuple[str, ...]  # for messages: the frame's, or "0", "1", …
+    categories: dict[int, Category] = field(default_factory=dict)  # by the column's place
+
+    @property
+    def numbers(self) -> list[int]:
+        return [place for place in range(len(self.names)) if place not in self.categories]
+
+    @property
+    def codes(self) -> list[int]:
+        return sorted(self.categories)
+
+    def encode(self, X: Any) -> Any:  # noqa: N803
+        """The table with categories as codes; a frame stays one, so that its names can be checked."""
+        check_missing(X)
+        if not self.categories:
+            return X
+        frame = hasattr(X, "columns")
+        if not frame and np.asarray(X).ndim != 2:
+            return X  # scikit-learn's own message is better
+        encoded = X.copy() if frame else np.array(X, dtype=object)
+        for place, category in self.categories.items():
+            if place >= encoded.shape[1]:
+                return encoded
+            column = X.iloc[:, place] if frame else encoded[:, place]
+            codes = coded(column, category, self.names[place])
+            if frame:
+                encoded = encoded.assign(**{X.columns[place]: codes})
+            else:
+                encoded[:, place] = codes
+        return encoded
+
+
+def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int]) -> Columns:  # noqa: N803
+    """The columns of a table, and which of them are categories: those named, or those of such a dtype."""
+    frame = hasattr(X, "columns") and hasattr(X, "iloc")
+    width = np.shape(X)[1] if np.ndim(X) == 2 else 0
+    names = tuple(str(name) for name in X.columns) if frame else tuple(str(place) for place in range(width))
+    places = {} if not frame else dict(zip(X.columns, range(width), strict=True))
+    categories: dict[int, Category] = {}
+    if categorical == "dtype" and frame:
+        categories = {place: by_dtype(X.iloc[:, place]) for place in range(width) if is_category(X.iloc[:, place])}
+    elif not isinstance(categorical, str) and categorical is not None:
+        for name in categorical:
+            place = place_of(name, places, width)
+            categories[place] = by_value(X.iloc[:, place] if frame else np.asarray(X, dtype=object)[:, place], False)
+    elif isinstance(categorical, str) and categorical != "dtype":
+        raise ValueError(f"categorical must be 'dtype', or a list of column names or places, got {categorical!r}")
+    for name in ordered or ():
+        place = place_of(name, places, width)
+        categories[place] = by_value(X.iloc[:, place] if frame else np.asarray(X, dtype=object)[:, place], True)
+    return Columns(names, categories)
+
+
+def place_of(name: str | int, places: dict[Any, int], width: int) -> int:
+    """Where a column stands that was named."""
+    if name in places:
+        return places[name]
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < width:
+        return name
+    known = ", ".join(map(str, places)) if places else f"0 to {width - 1}"
+    raise ValueError(f"there is no column {name!r} to be categorical; columns are {known}")
+
+
+def is_category(column: Any) -> bool:
+    """Whether a pandas column holds no numbers."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    return bool(is_bool_dtype(column.dtype) or not is_numeric_dtype(column.dtype))
+
+
+def by_dtype(column: Any) -> Category:
+    """The categories of a column, in the order that its dtype gives them."""
+    if hasattr(column, "cat"):
+        return Category(tuple(plain(value) for value in column.cat.categories), bool(column.cat.ordered))
+    return by_value(column, False)
+
+
+def by_value(column: Any, ordered: bool) -> Category:
+    """The categories of a column in the order of their dtype, or sorted."""
+    if hasattr(column, "cat"):
+        return Category(tuple(plain(value) for value in column.cat.categories), ordered)
+    found = {plain(value) for value in np.asarray(column, dtype=object)}
+    try:
+        return Category(tuple(sorted(found)), ordered)
+    except TypeError:
+        return Category(tuple(sorted(found, key=str)), ordered)
+
+
+def plain(value: Any) -> Any:
+    """A value as Python's own type, which JSON can hold; 1 and 1.0 and True are one category."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def coded(column: Any, category: Category, name: str) -> Any:
+    """Codes of the values; one that was never seen differs from all others, if there is no order to place it in."""
+    places = {value: code for code, value in enumerate(category.values)}
+    codes = np.array([places.get(plain(value), -1) for value in np.asarray(column, dtype=object)], dtype=float)
+    if category.ordered and (codes < 0).any():
+        stranger = np.asarray(column, dtype=object)[int(np.argmax(codes < 0))]
+        raise ValueError(f"column {name!r} is ordered, and {stranger!r} was not in the training data: where is it?")
+    return codes
+
+
+def check_missing(X: Any) -> None:  # noqa: N803
+    """A frame's first missing cell, by name."""
+    if not (hasattr(X, "columns") and hasattr(X, "isna")):
+        return
+    missing = X.isna().to_numpy()
+    if missing.any():
+        row, place = np.argwhere(missing)[0]
+        raise ValueError(
+            f"Input X contains NaN: {int(missing.sum())} missing values, the first in column"
+            f" {str(X.columns[place])!r}, row {X.index[row]!r}; fill them in, or leave those rows out"
+        )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Units of the numeric columns: x → (x - centre) / spread, or to normal scores by rank."""
+
+    centre: Any  # [d]
+    spread: Any  # [d]
+    quantiles: Any = None  # [QUANTILES, d] where columns are turned to ranks
+
+    def __call__(self, x: Any) -> Any:
+        if self.quantiles is None:
+            return (x - self.centre) / self.spread
+        return np.stack([self.score(x[:, place], place) for place in range(x.shape[1])], axis=1) if x.size else x * 1.0
+
+    def score(self, column: Any, place: int) -> Any:
+        """Normal scores; equal values get the middle of their ranks."""
+        known = self.quantiles[:, place]
+        steps = np.linspace(0, 1, len(known))
+        rank = 0.5 * (np.interp(column, known, steps) - np.interp(-column, -known[::-1], -steps[::-1]))
+        return ndtri(np.clip(rank, EDGE, 1 - EDGE))
+
+    def slope(self, x: Any) -> Any:
+        """The derivative of each scaled column by what it was made of, [m, d]."""
+        if self.quantiles is None:
+            return np.broadcast_to(1 / self.spread, x.shape).copy()
+        slopes = np.zeros(x.shape)
+        for place in range(x.shape[1]):
+            known = self.quantiles[:, place]
+            after = np.clip(np.searchsorted(known, x[:, place], side="right"), 1, len(known) - 1)
+            width = known[after] - known[after - 1]
+            inside = (width > 0) & (x[:, place] >= known[0]) & (x[:, place] <= known[-1])
+            score = self.score(x[:, place], place)
+            rise = np.sqrt(2 * np.pi) * np.exp(0.5 * score**2) / (len(known) - 1)
+            slopes[:, place] = np.where(inside, rise / np.where(width > 0, width, 1.0), 0.0)
+            slopes[:, place] *= np.abs(ndtr(score) - 0.5) < 0.5 - 2 * EDGE  # beyond the edges it is flat
+        return slopes
+
+
+def scale_of(x: Any, weight: Any, how: str | None) -> Scale:
+    """The units of columns [n, d], by the name of a scale."""
+    if how not in (None, *SCALES):
+        raise ValueError(f"scale must be one of 'rank', 'standard' or None, got {how!r}")
+    still = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    if how is None:
+        return Scale(*still)
+    if how == "standard":
+        return Scale(np.average(x, axis=0, weights=weight), spread_of(x, weight))
+    ranks = np.linspace(0, 1, min(QUANTILES, max(2, len(x))))
+    if weight is None:
+        return Scale(*still, np.quantile(x, ranks, axis=0))
+    repeated = np.stack([weighted_quantile(column, weight, ranks) for column in x.T], axis=1) if x.size else x
+    return Scale(*still, repeated)
+
+
+def weighted_quantile(column: Any, weight: Any, ranks: Any) -> Any:
+    """Quantiles of a column whose rows count more or less."""
+    order = np.argsort(column, kind="stable")
+    first = np.cumsum(weight[order]) - weight[order]
+    last = first + np.maximum(weight[order] - 1, 0)  # a weight of 3 is three rows, at places 0, 1 and 2
+    steps = np.stack([first, last], axis=1).ravel()
+    return np.interp(ranks * steps[-1], steps, np.repeat(column[order], 2))
+
+
+def spread_of(x: Any, weight: Any) -> Any:
+    """Standard deviations of the columns; 1 for one that is constant, which tells nothing in any unit."""
+    centre = np.average(x, axis=0, weights=weight)
+    spread = np.sqrt(np.average(np.square(x - centre), axis=0, weights=weight))
+    return np.where((spread > 0) & (np.ptp(x, axis=0) > 0), spread, 1.0)

@@ -1,0 +1,63 @@
+"""Evidence: which training rows a prediction was made from, and with what weight."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The largest weights of each query, falling, and the weight of all other rows.
+
+    The weights of a query and its rest add up to 1. Those of a local linear fit may be negative, and are
+    sorted by size. Where a query sees fewer rows than were asked for: index -1, weight 0.
+    """
+
+    index: Any  # [queries, top]  which training rows
+    weight: Any  # [queries, top]
+    rest: Any  # [queries]
+    table: dict[str, Any] = field(default_factory=dict, repr=False)  # columns of the training rows, by name
+    labels: Any = field(default=None, repr=False)  # names of the training rows, where they have any
+    query_labels: Any = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rest)
+
+    def to_frame(self) -> "DataFrame":
+        """A row for each query and each training row it looked at.
+
+        query, rank    which query, and the place of this row in its evidence, from 1
+        row, weight    which training row (its label, where the training frame had an index), and its weight
+        rest           the weight of all rows that are not shown
+        …              the training row itself: its target and its features
+        """
+        import pandas as pd
+
+        seen = self.index >= 0
+        query, place = np.nonzero(seen)
+        index = self.index[seen]
+        names = {
+            "query": query if self.query_labels is None else np.asarray(self.query_labels)[query],
+            "rank": place + 1,
+            "row": index if self.labels is None else np.asarray(self.labels)[index],
+            "weight": self.weight[seen],
+            "rest": self.rest[query],
+        }
+        taken = {(name if name not in names else f"{name}_"): column[index] for name, column in self.table.items()}
+        return pd.DataFrame({**names, **taken})
+
+    def plot(self, query: int = 0, axes: "Axes | None" = None) -> "Axes":
+        """The evidence of one query as bars, with the rest."""
+        from regard.plots import evidence_bars
+
+        seen = self.index[query] >= 0
+        index = self.index[query][seen]
+        labels = index if self.labels is None else np.asarray(self.labels)[index]
+        target = next(iter(self.table.values()), None)
+        values = None if target is None else target[index]
+        return evidence_bars([str(x) for x in labels], self.weight[query][seen], self.rest[query], values, axes=axes)

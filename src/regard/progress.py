@@ -1,0 +1,51 @@
+"""A progress bar on stderr for a reader who has waited a second. All long work shows the same one."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+PATIENCE_OF_READER = 1.0
+"""Seconds that work may take before it shows a bar."""
+
+
+class ProgressBar:
+    """A bar with some numbers beside it.
+
+    Nothing is written where stderr is no terminal, and nothing is left of the bar when it is done.
+    """
+
+    def __init__(self, describe: str, total: float, *, shown: bool = True) -> None:
+        console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not (shown and console.is_terminal),
+        )
+        self.task = self.bar.add_task(describe, total=total, numbers="")
+        self.due = time.monotonic() + PATIENCE_OF_READER
+        self.numbers: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def note(self, done: float | None = None, **numbers: float) -> None:
+        """What is new: how much is done, and numbers to show by name."""
+        if self.bar.disable:
+            return
+        self.numbers |= numbers
+        shown = "  ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
+        self.bar.update(self.task, completed=done, numbers=shown)
+        if not self.bar.live.is_started and time.monotonic() > self.due:
+            self.bar.start()

@@ -1,0 +1,218 @@
+"""The training loop: it learns, keeps the best, stops in time, and says what went wrong."""
+
+import io
+import math
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.testing import assert_close
+
+from regard import training
+from regard.training import train
+
+
+class Number(nn.Module):
+    """One number that learns, and a switch to see the mode by."""
+
+    def __init__(self, start=0.0):
+        super().__init__()
+        self.number = nn.Parameter(torch.tensor(start))
+        self.dropout = nn.Dropout()
+
+
+def towards(model, goal):
+    return lambda batch: (model.number - goal).square() * batch
+
+
+def descent(model, rate=0.1):
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+def one_batch(epoch):
+    return [torch.ones(())]
+
+
+def test_it_takes_the_optimizers_steps_and_records_the_mean_loss():
+    model = Number()
+    seen = []
+    batches = {0: [1.0, 2.0], 1: [3.0]}
+
+    def loss(batch):
+        seen.append(batch)
+        return (model.number - 1.0).square() * batch
+
+    history = train(model, batches.__getitem__, loss, optimizer=descent(model), epochs=2)
+    assert seen == [1.0, 2.0, 3.0]
+    # Each step takes 1 - 0.2 · batch of the way that is left: 0.8, 0.6, 0.4.
+    assert_close(model.number.item(), 1 - 0.8 * 0.6 * 0.4)
+    assert_close(history.loss, ((1 + 2 * 0.8**2) / 2, 3 * (0.8 * 0.6) ** 2))
+    assert history.validation == ()
+    assert history.best_epoch == 1
+
+
+def test_the_best_state_is_kept_and_given_back():
+    model = Number()
+    validations = iter([3.0, 1.0, 2.0, 5.0])
+    states = []
+
+    def validate():
+        states.append(model.number.item())
+        return next(validations)
+
+    history = train(model, one_batch, towards(model, 9.0), optimizer=descent(model), epochs=4, validate=validate)
+    assert history.validation == (3.0, 1.0, 2.0, 5.0)
+    assert history.best_epoch == 1
+    assert model.number.item() == states[1]
+    assert len(set(states)) == 4
+
+
+def test_it_stops_when_patience_ends():
+    model = Number()
+    validations = iter([3.0, 1.0, 1.0, 2.0, 0.0])
+    history = train(
+        model,
+        one_batch,
+        towards(model, 9.0),
+        optimizer=descent(model),
+        epochs=5,
+        validate=lambda: next(validations),
+        patience=2,
+    )
+    assert history.validation == (3.0, 1.0, 1.0, 2.0)
+    assert history.best_epoch == 1
+
+
+def test_an_infinite_validation_is_one_like_any_other():
+    model = Number()
+    history = train(
+        model, one_batch, towards(model, 1.0), optimizer=descent(model), epochs=2, validate=lambda: math.inf
+    )
+    assert history.best_epoch == 0
+
+
+def test_modes_and_gradients_are_those_of_the_phase():
+    model = Number()
+    model.dropout.eval()
+    modes = []
+
+    def loss(batch):
+        modes.append(("loss", model.dropout.training, torch.is_grad_enabled()))
+        return model.number.square()
+
+    def validate():
+        modes.append(("validate", model.dropout.training, torch.is_grad_enabled()))
+        return 0.0
+
+    train(model, one_batch, loss, optimizer=descent(model), epochs=2, validate=validate)
+    assert modes == [("loss", True, True), ("validate", False, False)] * 2
+    assert model.training
+    assert not model.dropout.training
+
+
+def test_the_schedule_is_stepped_after_every_batch():
+    model = Number()
+    optimizer = descent(model, rate=1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    train(model, lambda epoch: [0.0] * 3, towards(model, 1.0), optimizer=optimizer, schedule=schedule, epochs=2)
+    assert_close(optimizer.param_groups[0]["lr"], 0.5**6)
+
+
+def test_clip_bounds_the_step():
+    model = Number()
+    train(model, one_batch, towards(model, 1e6), optimizer=descent(model, rate=1.0), epochs=3, clip=0.5)
+    assert_close(model.number.item(), 1.5)
+
+
+def test_clip_does_not_count_what_the_optimizer_does_not_change():
+    model = nn.ParameterList([torch.zeros(()), torch.zeros(())])
+    optimizer = torch.optim.SGD([model[0]], lr=1.0)
+    train(model, one_batch, lambda batch: model[0] + 1e6 * model[1], optimizer=optimizer, epochs=1, clip=1.0)
+    assert_close(model[0].detach(), torch.tensor(-1.0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_says_when_and_what_to_try(value):
+    model = Number()
+
+    def batches(epoch):
+        return [1.0, value] if epoch == 2 else [1.0]
+
+    with pytest.raises(
+        FloatingPointError, match=rf"became {value} in epoch 2, batch 1: .*learning rate than 0.1, clip=1"
+    ):
+        train(model, batches, towards(model, 1.0), optimizer=descent(model), epochs=5)
+
+
+def test_a_validation_that_is_nan_is_refused():
+    model = Number()
+    with pytest.raises(FloatingPointError, match="validation gave NaN after epoch 0"):
+        train(model, one_batch, towards(model, 1.0), optimizer=descent(model), epochs=2, validate=lambda: math.nan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"patience": 2}, "patience needs validate"),
+        ({"patience": 0, "validate": lambda: 0.0}, "patience must be at least 1, got 0"),
+        ({"clip": 0.0}, r"clip must be positive, got 0\.0"),
+        ({"batches": lambda epoch: []}, "got none in epoch 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    model = Number()
+    settings = {"epochs": 1, "batches": one_batch} | settings
+    with pytest.raises(ValueError, match=message):
+        train(model, loss=towards(model, 1.0), optimizer=descent(model), **settings)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal to look at, and a reader who does not wait."""
+    screen = io.StringIO()
+    monkeypatch.setattr(training, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    return screen
+
+
+def watched(progress=True):
+    model = Number()
+    train(
+        model,
+        one_batch,
+        towards(model, 1.0),
+        optimizer=descent(model),
+        epochs=3,
+        validate=lambda: 0.25,
+        describe="a number",
+        progress=progress,
+    )
+
+
+def test_the_bar_shows_loss_and_best_validation(terminal, monkeypatch):
+    monkeypatch.setattr(training, "PATIENCE_OF_READER", -1.0)
+    watched()
+    shown = terminal.getvalue()
+    assert "a number" in shown
+    assert "loss 0.4096" in shown
+    assert "best 0.25" in shown
+
+
+def test_there_is_no_bar_for_what_is_soon_done(terminal):
+    watched()
+    assert terminal.getvalue() == ""
+
+
+def test_there_is_no_bar_where_none_is_wanted(terminal, monkeypatch):
+    monkeypatch.setattr(training, "PATIENCE_OF_READER", -1.0)
+    watched(progress=False)
+    assert terminal.getvalue() == ""
+
+
+def test_there_is_no_bar_in_a_file(capfd, monkeypatch):
+    monkeypatch.setattr(training, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    watched()
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
