@@ -65,13 +65,21 @@ def test_a_matrix_beats_a_vector_beats_a_number_on_turned_axes(order):
     assert matrix.error < 0.6 * vector.error
 
 
-def test_the_matrix_is_oriented_as_the_kernels_read_it():
-    points = table(400, 3)
-    bandwidth = learned(points, wave_across(points)).bandwidth
-    along, across = torch.tensor([[1.0, -1.0, 0.0]]).double(), torch.tensor([[1.0, 1.0, 0.0]]).double()
-    origin = torch.zeros(1, 3, dtype=torch.float64)
-    kernel = scores.Gaussian(bandwidth)
-    assert kernel.distance(across, origin) > 3 * kernel.distance(along, origin)
+def test_the_bandwidth_is_the_one_that_the_kernels_read():
+    """One lopsided matrix, one vector, one number: the kernel's distance is that of the stretched points."""
+    points = table(7, 3).float()
+    for kind, start in (
+        ("full", 0.4 + torch.rand(3)),
+        ("diagonal", 0.4 + torch.rand(3)),
+        ("scalar", torch.tensor(0.7)),
+    ):
+        model = Stretch(3, start)
+        if kind == "full":
+            model.mixing.data += 0.5 * torch.randn(3, 3)
+        model.widen(2.0)
+        kernel = scores.Gaussian(model.bandwidth(kind, start))
+        assert_close(kernel.distance(points, points), torch.cdist(model(points), model(points)).detach())
+        assert_close(model.log_stretch.exp().detach(), (1 / (2 * start)).expand(3))
 
 
 def test_the_error_is_what_rows_held_out_have():
@@ -124,6 +132,9 @@ def test_no_row_has_a_part_in_its_own_prediction(order, weighted):
         influence = torch.autograd.grad(level[position, 0], y, retain_graph=True)[0].squeeze(-1)
         assert influence[row] == 0
         assert_close(influence.sum(), torch.ones(()))
+        if order == 0:
+            logs = scores.Gaussian(0.3)(sample.points[row : row + 1], sample.points)[0] + sample.weight.log()
+            assert_close(influence, logs.index_fill(0, row, -math.inf).softmax(dim=0))
 
 
 @pytest.mark.parametrize("keys", ["some", "all"])

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import finufft  # type: ignore[import-untyped]
+import finufft
 import numpy as np
 import torch
 

@@ -20,7 +20,7 @@ FLOATS, INTEGERS = ir.VectorType(ir.FloatType(), COUNT), ir.VectorType(ir.IntTyp
 DOUBLES = ir.VectorType(ir.DoubleType(), COUNT)
 
 
-class Lanes(types.Type):  # type: ignore[misc]
+class Lanes(types.Type):
     """The type of sixteen float32 numbers in compiled code."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ lanes = Lanes()
 
 
 @register_model(Lanes)
-class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class LanesModel(models.PrimitiveModel):
     """How Numba keeps them: as the vector itself."""
 
     def __init__(self, manager: Any, kind: Any) -> None:

@@ -35,6 +35,8 @@ from regard.parts import Attended
 
 KEYS, QUERIES, GROUP = 256, 64, 32
 """Keys in a block, queries in a block, blocks of keys in a group."""
+FEW = 256
+"""Queries for which keys are not worth sorting."""
 SINGLE = 1e-6
 """The least tolerance that float32 keeps, for values of which none is further from the mean than
 `OUTLIER` standard deviations."""
@@ -111,7 +113,11 @@ def summed(points: Points, tolerance: float, *, moments: bool) -> tuple[Array, A
         np.zeros((len(x), 0)) if c is None else c for x, c in ((query, points.query_code), (key, points.key_code))
     )
     scale = np.sqrt(2 * (points.slope + points.jump))  # so that categories part as coordinates do
-    key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
+    # For few queries, sorting all keys takes longer than looking at them.
+    if len(query) > FEW:
+        key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
+    else:
+        key_order, starts = np.arange(len(key)), cuts(len(key), KEYS)
     query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
     own = np.full(len(query), -1)
     if points.own is not None:
@@ -168,7 +174,12 @@ def neighbours(points: Array, size: int) -> tuple[Array, Array]:
         order = np.argsort(points[:, 0], kind="stable")
     else:
         order = split(points, np.arange(count), size) if features else np.arange(count)
-    return order, np.append(np.arange(0, count, size), count)
+    return order, cuts(count, size)
+
+
+def cuts(count: int, size: int) -> Array:
+    """Where blocks begin, and where the last one ends."""
+    return np.append(np.arange(0, count, size), count)
 
 
 def split(points: Array, order: Array, size: int) -> Array:

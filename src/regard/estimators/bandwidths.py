@@ -22,7 +22,7 @@ from scipy import optimize
 
 from regard.engines.points import Array, Pooled
 from regard.estimators.columns import spread_of
-from regard.estimators.smoother import Smoother, line, width_of
+from regard.estimators.smoother import SPREAD, Smoother, line, width_of
 from regard.progress import ProgressBar
 
 RULES = ("scott", "silverman")
@@ -31,6 +31,10 @@ GRID = np.arange(-6, 6.5, 0.5)
 """Powers of 2 times the rule's bandwidth that are tried first."""
 NARROWEST, WIDEST = -8.0, 14.0
 """Powers of 2 that a single feature's factor may reach: the widest makes it count for nothing."""
+FAINTEST = -40.0
+"""The least for the odds of λ: there, other categories are not seen."""
+SPREADS = (1e-2, SPREAD, 1e-10)
+"""From how far a local line dares to guess: lines through rows that lie closer, in bandwidths squared, are flattened."""
 PAIRS = 4e9
 """Pairs in one trial of a search; of more rows, as many as that allows are left out in turn, drawn at random."""
 
@@ -59,7 +63,14 @@ def most_blur(smoother: Smoother) -> Array:
 
 
 def search(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> Searched:
-    """The bandwidth with the least criterion. `smoother` holds the rule's."""
+    """The bandwidth with the least criterion, and for lines the least spread. `smoother` holds the rule's."""
+    spreads = SPREADS if smoother.order == 1 else (smoother.spread,)
+    found = [search_with(replace(smoother, spread=spread), criterion, metric, seed, progress) for spread in spreads]
+    return min(found, key=lambda one: one.value)
+
+
+def search_with(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> Searched:
+    """The bandwidth with the least criterion."""
     count, columns = smoother.number.shape
     if count < 2:
         raise ValueError(
@@ -121,7 +132,7 @@ def many_factors(trial: Callable[[Array], float], start: Array, columns: int, st
         lambda free: trial(spread(free)),
         first,
         method="Powell",
-        bounds=[(NARROWEST, WIDEST)] * len(first),
+        bounds=[(NARROWEST, WIDEST)] * (len(first) - strengths) + [(FAINTEST, WIDEST)] * strengths,
         options={"maxfev": 60 * len(first), "xtol": 0.01, "ftol": 1e-6},
     )
     return spread(found.x) if found.fun <= trial(start) else start
@@ -152,7 +163,7 @@ def left_out(smoother: Smoother, rows: Array) -> Pooled:
     if smoother.order == 0:
         return smoother.pool(number, code, smoother.value, rows)
     found = smoother.moments(number, code, smoother.value, rows)
-    return Pooled(line(found).level, found.log_weight)
+    return Pooled(line(found, smoother.spread).level, found.log_weight)
 
 
 def corrected_aic(smoother: Smoother, rows: Array) -> float:
@@ -163,7 +174,7 @@ def corrected_aic(smoother: Smoother, rows: Array) -> float:
         mean = found.mean
     else:
         found = smoother.moments(number, code, smoother.value)
-        mean = line(found).level
+        mean = line(found, smoother.spread).level
     weight = smoother.weight
     count = len(number) if weight is None else float(weight.sum())
     leverage = smoother.leverage(number, code, found)

@@ -54,7 +54,7 @@ class Columns:
         frame = hasattr(X, "columns")
         if not frame and np.asarray(X).ndim != 2:
             return X  # scikit-learn's own message is better
-        encoded = X.copy() if frame else np.array(X, dtype=object)
+        encoded: Any = X.copy() if frame else np.array(X, dtype=object)
         for place, category in self.categories.items():
             if place >= encoded.shape[1]:
                 return encoded
@@ -67,10 +67,11 @@ class Columns:
         return encoded
 
 
-def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int]) -> Columns:  # noqa: N803
+def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Columns:  # noqa: N803
     """The columns of a table, and which of them are categories: those named, or those of such a dtype."""
     frame = hasattr(X, "columns") and hasattr(X, "iloc")
-    width = np.shape(X)[1] if np.ndim(X) == 2 else 0
+    shape = X.shape if frame else np.asarray(X).shape
+    width = shape[1] if len(shape) == 2 else 0  # anything else scikit-learn refuses
     names = tuple(str(name) for name in X.columns) if frame else tuple(str(place) for place in range(width))
     places = {} if not frame else dict(zip(X.columns, range(width), strict=True))
     categories: dict[int, Category] = {}
@@ -198,7 +199,8 @@ def scale_of(x: Any, weight: Any, how: str | None) -> Scale:
         return Scale(*still)
     if how == "standard":
         return Scale(np.average(x, axis=0, weights=weight), spread_of(x, weight))
-    ranks = np.linspace(0, 1, min(QUANTILES, max(2, len(x))))
+    count = len(x) if weight is None else round(weight.sum())
+    ranks = np.linspace(0, 1, min(QUANTILES, max(2, count)))
     if weight is None:
         return Scale(*still, np.quantile(x, ranks, axis=0))
     repeated = np.stack([weighted_quantile(column, weight, ranks) for column in x.T], axis=1) if x.size else x

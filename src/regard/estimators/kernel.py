@@ -24,6 +24,7 @@ from regard.engines.sums import log_kernel
 from regard.estimators.bandwidths import RULES, SEARCHES, by_rule, search
 from regard.estimators.columns import Category, Columns, Scale, scale_of, seen_in
 from regard.estimators.evidence import Evidence
+from regard.estimators.local import RIDGE
 from regard.estimators.metric import METRICS, learn
 from regard.estimators.smoother import KERNELS, Smoother, line
 from regard.scores import Score
@@ -53,7 +54,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         metric: Literal["scalar", "diagonal", "full"] = "scalar",
         scale: Literal["rank", "standard"] | None = None,
         categorical: Literal["dtype"] | Sequence[str | int] | None = "dtype",
-        ordered: Sequence[str | int] = (),
+        ordered: Sequence[str | int] | None = None,
         tol: float = 1e-6,
         random_state: int | None = None,
         verbose: bool = True,
@@ -75,8 +76,6 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         """Keep the rows, X validated and encoded, and find the bandwidth."""
         self.check_settings()
         kept = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
-        if not len(kept):
-            raise ValueError("sample_weight must be above 0 for at least one row, got none")
         weight = None if weight is None or (weight[kept] == weight[kept][0]).all() else weight[kept]
         number, code = self.parts(X[kept])
         self.scale_ = scale_of(number, weight, self.scale)
@@ -179,7 +178,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 progress=self.verbose,
             )
             self.history_ = found.history
-            smoother = replace(smoother, bandwidth=found.bandwidth.numpy())
+            smoother = replace(smoother, bandwidth=found.bandwidth.numpy(), spread=RIDGE)
         if len(smoother.blur) and smoother.bandwidth.ndim == 1:
             found_blur = search(smoother, "cv", "scalar", self.seed(), self.verbose)
             self.criterion_ = found_blur.value
@@ -261,9 +260,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 f" {size / 2**30:.1f} GiB, above the limit of 2 GiB: ask for top=8, or for fewer rows at a time"
             )
         index, weight, rest = largest(smoother, number, code, count if top is None else min(int(top), count))
-        labels, queries = self.labels_, getattr(X, "index", None)
-        index = np.where(index < 0, -1, self.kept_[index])
-        return Evidence(index, weight, rest, self.evidence_table(), labels, queries)
+        queries = getattr(X, "index", None)
+        queries = None if callable(queries) else queries
+        rows = np.where(index < 0, -1, self.kept_[index])
+        return Evidence(rows, weight, rest, self.evidence_table(), self.labels_, queries)
 
     def evidence_table(self) -> dict[str, Array]:
         """Targets and features of the training rows, as the user wrote them."""
@@ -306,7 +306,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             "target": self.target_state(),
         }
         arrays = {"X": self.X_, "value": smoother.value, "kept": self.kept_}
-        arrays |= {"bandwidth": smoother.bandwidth, "blur": smoother.blur}
+        arrays |= {"bandwidth": smoother.bandwidth, "blur": smoother.blur, "spread": np.array(smoother.spread)}
         arrays |= {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
         optional = {"weight": smoother.weight, "scale.quantiles": self.scale_.quantiles, "target": self.target_array()}
         return config, arrays | {name: array for name, array in optional.items() if array is not None}
@@ -340,6 +340,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             np.array([len(category.values) for category in seen], dtype=float),
             model.smoothing_order(),
             model.tol,
+            float(arrays["spread"]),
         )
         model.restore_target(config["target"], arrays.get("target"))
         return model
@@ -400,7 +401,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         order: Literal[0, 1] = 0,
         scale: Literal["rank", "standard"] | None = None,
         categorical: Literal["dtype"] | Sequence[str | int] | None = "dtype",
-        ordered: Sequence[str | int] = (),
+        ordered: Sequence[str | int] | None = None,
         tol: float = 1e-6,
         random_state: int | None = None,
         verbose: bool = True,
@@ -512,15 +513,16 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """The probability of each class, [m, classes]: the weight of its training rows."""
-        mean, log_weight = self.smoother_.predict(*self.asked(X))
+        number, code = self.asked(X)
+        mean, log_weight = self.smoother_.predict(number, code)
         self.warn_blind(log_weight)
         mean = np.clip(mean, 0.0, 1.0)
         return mean / mean.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class, [m]."""
-        check_is_fitted(self)
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        likely = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[likely]
 
     def target_table(self) -> dict[str, Array]:
         return {self.targets_[0]: self.classes_[self.y_]}
@@ -604,7 +606,7 @@ def nearest_rows(smoother: Smoother, number: Array, code: Array, top: int) -> tu
 def leaning(smoother: Smoother, number: Array, code: Array, weight: Array) -> Array:
     """What each row counts for in a local linear fit; it adds up to 1, and may be negative."""
     found = smoother.moments(number, code, smoother.value[:, :1])
-    lean = line(found).lean
+    lean = line(found, smoother.spread).lean
     query = smoother.stretch(number)
     along = lean @ smoother.key.T - np.einsum("md,md->m", lean, query + found.offset)[:, None]
     return weight * (1 - along)

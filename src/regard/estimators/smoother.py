@@ -41,10 +41,12 @@ KERNELS: dict[str, type[Kernel]] = {
     "boxcar": Boxcar,
     "tricube": Tricube,
 }
-SPREAD = 0.01
+SPREAD = 1e-6
 """Along a direction in which the rows seen spread by less than √SPREAD bandwidths, a line's slope is not believed."""
 SHARP = 1e8
 """So many times its units, a Laplace kernel sees the nearest row only."""
+FARTHEST = 1e100
+"""Bandwidths that points may lie apart."""
 STEEP = 700.0
 """As much as the log weight may fall by a category: e⁻⁷⁰⁰ is nothing, but not zero."""
 
@@ -73,6 +75,7 @@ class Smoother:
     levels: Array  # [g]: how many categories
     order: int = 0
     tolerance: float = 1e-6
+    spread: float = SPREAD
 
     @functools.cached_property
     def inverse(self) -> Array | None:
@@ -82,6 +85,15 @@ class Smoother:
     @functools.cached_property
     def key(self) -> Array:
         return self.stretch(self.number)
+
+    @functools.cached_property
+    def shrink(self) -> float:
+        """A bandwidth so small that squares would overflow is taken as the least that they do not: the nearest wins."""
+        if self.bandwidth.ndim == 2:
+            return 1.0
+        with np.errstate(over="ignore"):
+            widest = float(np.max(np.abs(self.number) / self.bandwidth, initial=0.0))
+        return max(1.0, min(widest, 1e300) / FARTHEST)
 
     @functools.cached_property
     def penalty(self) -> tuple[Array, Array]:
@@ -99,7 +111,7 @@ class Smoother:
             return number[:, :0]
         if self.inverse is not None:
             return number @ self.inverse.T
-        return number / self.bandwidth
+        return number / (self.bandwidth * self.shrink)
 
     def points(self, number: Array, code: Array, value: Array, own: Array | None = None) -> Points:
         """What the engines of kernels are given."""
@@ -108,7 +120,7 @@ class Smoother:
             self.stretch(number),
             self.key,
             value,
-            KINDS[KERNELS[self.kernel]] if self.kernel in KERNELS else GAUSSIAN,  # type: ignore[index]
+            KINDS[KERNELS[self.kernel]] if self.kernel in KERNELS else GAUSSIAN,
             self.weight,
             own,
             *((code, self.code, *self.penalty) if coded else ()),
@@ -159,7 +171,7 @@ class Smoother:
             mean, log_weight = self.pool(number, code, self.value, own)
         else:
             found = self.moments(number, code, self.value, own)
-            mean, log_weight = line(found).level, found.log_weight
+            mean, log_weight = line(found, self.spread).level, found.log_weight
         blind = np.flatnonzero(log_weight == -math.inf)
         if len(blind):
             mean[blind] = self.nearest(number[blind], code[blind], None if own is None else own[blind])
@@ -175,7 +187,7 @@ class Smoother:
             mean, variance = means[:, :outputs], means[:, outputs:] - means[:, :outputs] ** 2
         else:
             found = self.moments(number, code, columns)
-            fitted = line(found, outputs)
+            fitted = line(found, self.spread, outputs)
             mean, variance, log_weight = fitted.level[:, :outputs], fitted.variance, found.log_weight
         mean = mean + centre
         blind = np.flatnonzero(log_weight == -math.inf)
@@ -206,7 +218,7 @@ class Smoother:
         own = mass * np.exp(self.own_score(number, code) - found.log_weight)
         if isinstance(found, Pooled):
             return own
-        return own * (1 + np.einsum("md,md->m", line(found).lean, found.offset))
+        return own * (1 + np.einsum("md,md->m", line(found, self.spread).lean, found.offset))
 
     def own_score(self, number: Array, code: Array) -> Array | float:
         """The log weight of a row for itself."""
@@ -246,13 +258,13 @@ def dtype_of(score: Score) -> torch.dtype:
     return next((x.dtype for x in parameters if isinstance(x, Tensor)), torch.float64)
 
 
-def line(found: Moments, outputs: int | None = None) -> Line:
+def line(found: Moments, spread: float = SPREAD, outputs: int | None = None) -> Line:
     """Local lines from moments. With `outputs`, the values behind those are squares of them."""
     covariance = found.square - found.offset[:, :, None] * found.offset[:, None, :]
     shared = found.product - found.offset[:, :, None] * found.mean[:, None, :]
     root, axes = np.linalg.eigh(covariance)
     # 1/λ where there is spread enough, falling to 0 where there is none.
-    root = np.where(root > SPREAD, 1 / np.maximum(root, SPREAD), np.maximum(root, 0.0) / SPREAD**2)
+    root = np.where(root > spread, 1 / np.maximum(root, spread), np.maximum(root, 0.0) / spread**2)
     inverse = (axes * root[:, None, :]) @ axes.transpose(0, 2, 1)
     slope = inverse @ shared  # [m, d, c]
     level = found.mean - np.einsum("md,mdc->mc", found.offset, slope)

@@ -1,0 +1,84 @@
+"""What the columns of a table are to a model: its target, the weight of its rows, and its features.
+
+Text, truths and pandas' categories are categorical; numbers are numbers, unless they are named as categories.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from regard.data.tables import check_complete, check_finite, check_numbers, column, listed, pandas, pick
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+
+def target_of(frame: "DataFrame", name: str, kind: str = "auto") -> "Series":
+    """The column to predict: floats are for regression, anything else is classes.
+
+    kind "auto" takes numbers as such; "classification" takes whole ones as classes; "regression" wants numbers.
+    """
+    target, alone = column(frame, name), pick(frame, [name])
+    check_complete(alone, "a target cannot be imputed: leave the row out")
+    if kind != "classification":
+        check_numbers(alone, "mend it, or say --kind classification")
+    check_finite(alone)
+    if is_number(target) and kind != "classification":
+        return target.astype(float)
+    if is_number(target):
+        part = target[target != target.round()]
+        if len(part):
+            raise ValueError(f"classes must be whole numbers, or text: the target {name!r} holds {part.iloc[0]!r}")
+        return target.astype(int)
+    if kind == "regression":
+        raise ValueError(f"the target {name!r} must hold numbers for --kind regression, got {target.iloc[0]!r}")
+    return target.astype(bool if is_truth(target) else object)
+
+
+def weight_of(frame: "DataFrame", name: str) -> "Series":
+    """How much each row counts."""
+    weight, alone = column(frame, name), pick(frame, [name])
+    check_complete(alone, "a weight cannot be imputed: fill it in, or leave the row out")
+    if not is_number(weight):
+        raise ValueError(f"the weight {name!r} must hold numbers, got {weight.iloc[0]!r}")
+    check_finite(alone)
+    return weight
+
+
+def features_of(
+    rows: "DataFrame", categorical: Collection[str], ordered: Mapping[str, list[str] | None]
+) -> "DataFrame":
+    """The columns to learn from, those named as categories turned to pandas' own; of an order, given or natural."""
+    if not len(rows.columns):
+        raise ValueError("there is no column to learn from beside the target")
+    pick(rows, [*categorical, *ordered])
+    check_numbers(rows[[name for name in rows.columns if name not in (*categorical, *ordered)]])
+    check_finite(rows)
+    made = {name: rows[name].astype("category") for name in categorical if name not in ordered}
+    made |= {name: in_order(rows[name], order) for name, order in ordered.items()}
+    return rows.assign(**made)
+
+
+def is_number(column: "Series") -> bool:
+    """Whether a column holds numbers that count something."""
+    types = pandas().api.types
+    return bool(types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype))
+
+
+def is_truth(column: "Series") -> bool:
+    """Whether a column holds True and False."""
+    return bool(pandas().api.types.is_bool_dtype(column.dtype))
+
+
+def in_order(column: "Series", order: list[str] | None) -> "Series":
+    """A column as ordered categories: in the order given, or from low to high, or by the alphabet."""
+    pd = pandas()
+    if order is None and hasattr(column, "cat"):
+        return column.cat.as_ordered()
+    values = sorted(column.dropna().unique(), key=lambda value: (isinstance(value, str), value))
+    if order is not None:
+        by_name = {f"{value:g}" if isinstance(value, float) else str(value): value for value in values}
+        strangers = [name for name in by_name if name not in order]
+        if strangers:
+            raise ValueError(f"column {column.name!r} holds {listed(strangers)}, not among {', '.join(order)}")
+        values = [by_name[name] for name in order if name in by_name]
+    return column.astype(pd.CategoricalDtype(values, ordered=True))

@@ -1,0 +1,286 @@
+"""A user's table in and out: CSV, TSV and Parquet, by the file's suffix.
+
+Real tables are broken in ways that end in a wrong model rather than in an error: a cell that is empty, one "?"
+that turns a column of numbers into text, two columns of one name, row numbers that were saved as a feature, a
+code "01" that is read as 1 in one file and as text in the next. Here each of them is an error, or a warning, that
+names the column and the row, and says what to do. Rows are numbered from 1, in messages and in the frame's index.
+"""
+
+import csv
+import gzip
+import os
+import sys
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
+PARQUET = (".parquet", ".pq")
+SUFFIXES = (*SEPARATORS, *PARQUET)
+INSTALL = 'pip install "regard[all]"'
+ALIKE = 0.5
+"""The share of numbers from which a column of text is taken for numbers with a slip in it."""
+
+
+def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
+    """A table from a file, its rows numbered from 1. Columns named in `text` are text, whatever they look like."""
+    path = Path(path)
+    suffix = suffix_of(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; a table is a file")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    frame = read_parquet(path, text) if suffix in PARQUET else read_csv(path, SEPARATORS[suffix], text)
+    check_names(path, list(frame.columns))
+    if not len(frame) or not len(frame.columns):
+        raise ValueError(f"{path} is empty: it has {len(frame.columns)} columns and no rows")
+    frame.index = pandas().RangeIndex(1, len(frame) + 1)
+    frame.attrs["source"] = str(path)
+    return frame
+
+
+def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
+    """Cells separated by commas or tabs, with a header; columns without a name are left out, with a warning."""
+    pd = pandas()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
+            names = [str(name) for name in first.iloc[0]]
+            check_names(path, [name for name in names if name])
+            check_separator(path, names, separator)
+            frame = pd.read_csv(
+                path,
+                sep=separator,
+                index_col=False,
+                low_memory=False,
+                dtype={place: str for place, name in enumerate(names) if name in text},
+            )
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"{path} is empty: a table needs a header and rows") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8 ({error})") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning, EOFError, gzip.BadGzipFile) as error:
+        said = "the rows have more cells than the header" if isinstance(error, pd.errors.ParserWarning) else str(error)
+        raise ValueError(f"{path} cannot be read: {said}") from None
+    nameless = [place + 1 for place, name in enumerate(names) if not name]
+    if nameless:
+        which = ", ".join(map(str, nameless))
+        warnings.warn(
+            f"{path}: columns without a name are left out: number {which} (row numbers, perhaps?)", stacklevel=3
+        )
+        frame = frame.iloc[:, [place for place, name in enumerate(names) if name]]
+    return frame.set_axis([name for name in names if name], axis=1)
+
+
+def read_parquet(path: Path, text: Collection[str]) -> "DataFrame":
+    """A Parquet file, which knows the types of its columns."""
+    pd = pandas()
+    try:
+        frame = pd.read_parquet(path)
+    except ImportError:
+        raise ImportError(f"reading Parquet needs pyarrow: {INSTALL}") from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
+    frame.columns = [str(name) for name in frame.columns]
+    for name in frame.columns.intersection(list(text)):
+        frame[name] = frame[name].astype(str).where(frame[name].notna(), None)
+    return frame
+
+
+def write_table(frame: "DataFrame", path: str | Path | None) -> None:
+    """Write a table to a file by its suffix, or as CSV to stdout. A killed run leaves no half of it."""
+    if path is None:
+        frame.to_csv(sys.stdout, index=False, lineterminator="\n")
+        sys.stdout.flush()  # so that a reader who has gone is noticed here
+        return
+    path = Path(path)
+    suffix = check_destination(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if suffix in PARQUET:
+            frame.to_parquet(made, index=False)
+        else:
+            pressed = "gzip" if suffix.endswith(".gz") else None
+            frame.to_csv(made, index=False, sep=SEPARATORS[suffix], compression=pressed, lineterminator="\n")
+        os.replace(made, path)
+    except ImportError:
+        raise ImportError(f"writing Parquet needs pyarrow: {INSTALL}") from None
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def check_destination(path: str | Path) -> str:
+    """The suffix of a table that is to be written, if it can be: better known before the work than after it."""
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a folder; a table is a file")
+    return suffix_of(Path(path))
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that says what a file is."""
+    found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
+    if not found:
+        raise ValueError(f"the name of a table must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, got {path}")
+    return max(found, key=len)
+
+
+def pandas() -> Any:
+    """Pandas, which not every install has."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError(f"tables need pandas: {INSTALL}") from None
+    return pandas
+
+
+def check_names(path: Path, names: list[str]) -> None:
+    """Columns are known by their names, so no two may have the same."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path} has more than one column named {', '.join(map(repr, twice))}: rename them")
+
+
+def check_separator(path: Path, names: list[str], separator: str) -> None:
+    """A header of one cell that holds another separator is another kind of file."""
+    other = {",": {";": "';'", "\t": "tabs"}, "\t": {",": "commas", ";": "';'"}}[separator]
+    for mark, called in other.items():
+        if len(names) == 1 and mark in names[0]:
+            ours = "commas" if separator == "," else "tabs"
+            raise ValueError(f"the cells of {path} are separated by {called}, not {ours}: save it again with {ours}")
+
+
+def column(frame: "DataFrame", name: str) -> "Series":
+    """One column, or an error that names those there are."""
+    pick(frame, [name])
+    return frame[name]
+
+
+def pick(frame: "DataFrame", names: Iterable[str]) -> "DataFrame":
+    """Columns by name, in the order asked for."""
+    names = list(names)
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        near = get_close_matches(missing[0], list(frame.columns), n=1)
+        known = f"did you mean {near[0]!r}?" if near else f"its columns are {listed(frame.columns)}"
+        source = frame.attrs.get("source", "the table")
+        raise ValueError(f"{source} has no column {listed(missing)}; {known}")
+    return frame[names]
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names in a row, the first of them where there are many."""
+    names = list(names)
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
+
+
+def check_complete(frame: "DataFrame", advice: str = "fill it in, leave the row out, or use --impute") -> None:
+    """No cell may be missing; the error names the first, by rows."""
+    missing = frame.isna().to_numpy()
+    if missing.any():
+        row, place = np.argwhere(missing)[0]
+        count = int(missing.sum())
+        others = "" if count == 1 else f", the first of {count:,} missing cells"
+        raise ValueError(
+            f"a cell is missing in column {frame.columns[place]!r}, {where(frame, row)}{others}: {advice}"
+            " (a cell is missing where it is empty, or holds a word for it such as NA)"
+        )
+
+
+def check_finite(frame: "DataFrame") -> None:
+    """No number may be infinite."""
+    for name in frame.select_dtypes("number").columns:
+        endless = np.isinf(frame[name].to_numpy(dtype=float, na_value=np.nan))
+        if endless.any():
+            raise ValueError(f"column {name!r} is infinite in {where(frame, int(np.argmax(endless)))}")
+
+
+def check_numbers(frame: "DataFrame", advice: str = "mend it, empty it, or name the column in --categorical") -> None:
+    """A column that is text because of a slip in some cell is an error, not a category for each of its numbers."""
+    pd = pandas()
+    for name in frame.columns:
+        if not is_text(frame[name]):
+            continue
+        known = frame[name].notna().to_numpy()
+        slip = known & pd.to_numeric(frame[name], errors="coerce").isna().to_numpy()
+        if slip.any() and slip.sum() <= (1 - ALIKE) * known.sum():
+            row = int(np.argmax(slip))
+            raise ValueError(
+                f"column {name!r} holds numbers, but {frame[name].iloc[row]!r} in {where(frame, row)}: {advice}"
+            )
+
+
+def where(frame: "DataFrame", position: int) -> str:
+    """A row by its number, and by its line where it was read from text."""
+    row = frame.index[position]
+    line = line_of(frame.attrs.get("source"), row)
+    return f"row {row}" + ("" if line is None else f" (line {line} of {frame.attrs['source']})")
+
+
+def line_of(source: str | None, row: Any) -> int | None:
+    """The line on which a row of a text file ends: lines may be blank, and cells may have several."""
+    if source is None or suffix_of(Path(source)) in PARQUET or not isinstance(row, int | np.integer):
+        return None
+    opened = gzip.open if source.lower().endswith(".gz") else open
+    with opened(source, "rt", encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, delimiter=SEPARATORS[suffix_of(Path(source))])
+        seen = -1  # the header is row 0
+        for cells in reader:
+            seen += bool(cells)
+            if seen == row:
+                return reader.line_num
+    return None
+
+
+def is_text(column: "Series") -> bool:
+    """Whether a column holds strings, whatever pandas calls it."""
+    return bool(pandas().api.types.infer_dtype(column, skipna=True) in ("string", "mixed", "mixed-integer"))
+
+
+def impute(frame: "DataFrame", fill: Mapping[str, Any] | None = None) -> tuple["DataFrame", dict[str, Any]]:
+    """Fill missing cells in, and say with what: the median of numbers, the most frequent of categories.
+
+    With `fill`, the values of an earlier call are used, so that new rows are filled in as those of training were.
+    """
+    values = {name: usual(frame[name]) for name in frame.columns} if fill is None else dict(fill)
+    filled = {name: completed(frame[name], values[name]) if name in values else frame[name] for name in frame.columns}
+    made = pandas().DataFrame(filled, index=frame.index)
+    made.attrs = frame.attrs
+    return made, values
+
+
+def usual(column: "Series") -> Any:
+    """The median of a column of numbers, the most frequent value of another; the first in order among equals."""
+    types = pandas().api.types
+    known = column.dropna()
+    if not len(known):
+        raise ValueError(f"column {column.name!r} has no value in any row, so nothing to fill it in with: leave it out")
+    if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype):
+        return float(known.median())
+    value = known.mode().iloc[0]
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def completed(column: "Series", value: Any) -> "Series":
+    """A column with a value in its missing cells."""
+    pd = pandas()
+    missing = column.isna().to_numpy()
+    if not missing.any():
+        return column
+    if pd.api.types.is_numeric_dtype(column.dtype) and isinstance(value, float):
+        return column.astype("float64").fillna(value)
+    if hasattr(column, "cat") and value in column.cat.categories:
+        return column.fillna(value)
+    cells = column.to_numpy(dtype=object, copy=True)
+    cells[missing] = value
+    return pd.Series(cells, index=column.index, name=column.name, dtype=object)

@@ -1,0 +1,196 @@
+"""Pictures of what attention does: fits, weight maps, evidence.
+
+Each function takes arrays, never models, draws on the `axes` given or on a figure of its own, and returns the
+axes: `axes.figure.savefig("fit.png")`. No window is opened and pyplot is left alone, so it works without a
+display, and in a notebook `axes.figure` shows the picture. Colours are Okabe and Ito's, and the maps' are even in
+lightness: readers who confuse red and green see the same picture.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = Any
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+CYCLE = (ORANGE, SKY, VERMILION, GREEN, PURPLE, BLUE)
+GREY, INK = "#999999", "#333333"
+TICKS = 6
+
+
+def fit_curve(
+    x: Array,
+    y: Array,
+    grid: Array,
+    predictions: Mapping[str, Array],
+    truth: Array | None = None,
+    spread: Mapping[str, Array] | None = None,
+    axes: "Axes | None" = None,
+) -> "Axes":
+    """Fits over the data they were made from.
+
+    x, y         [n] the data
+    grid         [m] where the fits were asked, in any order
+    predictions  fits [m], by name
+    truth        [m] the true function, where it is known
+    spread       standard deviations [m] of fits, by name: drawn as a band of ± one
+    """
+    x, y, grid = flat(x, "x"), flat(y, "y"), flat(grid, "grid")
+    same_length(y=y, x=x)
+    axes = axes or fresh(7, 4.5)
+    order = np.argsort(grid, kind="stable")
+    unknown = set(spread or {}) - set(predictions)
+    if unknown:
+        raise ValueError(f"spread names {sorted(unknown)}, which are not among the predictions {list(predictions)}")
+    axes.scatter(x, y, s=22, color=GREY, edgecolors="white", linewidths=0.6, zorder=2, label="data")
+    if truth is not None:
+        line = same_length(truth=flat(truth, "truth"), grid=grid)
+        axes.plot(grid[order], line[order], color=INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
+    for place, (name, fit) in enumerate(predictions.items()):
+        colour = CYCLE[place % len(CYCLE)]
+        line = same_length(**{name: flat(fit, name)}, grid=grid)
+        axes.plot(grid[order], line[order], color=colour, linewidth=2.2, zorder=4, label=name)
+        if spread is not None and name in spread:
+            band = same_length(**{name: flat(spread[name], name)}, grid=grid)
+            low, high = line - band, line + band
+            axes.fill_between(grid[order], low[order], high[order], color=colour, alpha=0.18, linewidth=0, zorder=1)
+    axes.set(xlabel="x", ylabel="y")
+    axes.legend(frameon=False, fontsize="small")
+    return bare(axes)
+
+
+def weight_map(
+    weights: Array,
+    queries: Array | None = None,
+    keys: Array | None = None,
+    axes: "Axes | None" = None,
+    title: str = "attention weights",
+    most: float | None = None,
+) -> "Axes":
+    """The weights [queries, keys] as a heat map: a row is a query, and where it looks is bright.
+
+    With `queries` [q] and `keys` [k] rows and columns are sorted by them, and labelled with them. `most` is the
+    weight of the brightest colour, so that two maps can be compared.
+    """
+    weights = np.asarray(weights, dtype=float)
+    if weights.ndim != 2 or not weights.size:
+        raise ValueError(f"weights must be [queries, keys], got shape {list(weights.shape)}")
+    axes = axes or fresh(5.5, 4.5)
+    rows, row_names = sorted_by(queries, weights.shape[0], "queries")
+    columns, column_names = sorted_by(keys, weights.shape[1], "keys")
+    top = float(np.abs(weights).max()) if most is None else most
+    # Weights of a local line may be negative: then white is 0, and the signs have a colour each.
+    signed = bool(weights.min() < 0)
+    image = axes.imshow(
+        weights[np.ix_(rows, columns)],
+        cmap="PuOr_r" if signed else "viridis",
+        vmin=-top if signed else 0.0,
+        vmax=top or 1.0,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    name_ticks(axes.yaxis, row_names, weights.shape[0])
+    name_ticks(axes.xaxis, column_names, weights.shape[1])
+    by = " (sorted)"
+    axes.set(title=title, xlabel=f"keys{by if keys is not None else ''}")
+    axes.set_ylabel(f"queries{by if queries is not None else ''}")
+    bar = axes.figure.colorbar(image, ax=axes, label="weight", pad=0.03)
+    bar.outline.set_visible(False)
+    for edge in axes.spines.values():
+        edge.set_visible(False)
+    return axes
+
+
+def evidence_bars(
+    labels: Sequence[str],
+    weights: Array,
+    rest: float,
+    values: Array | None = None,
+    axes: "Axes | None" = None,
+) -> "Axes":
+    """The training rows behind one prediction: a bar each, the largest first, and a grey one for all others.
+
+    Weights below 0, which a local line can give, have a colour of their own. With `values`, the targets of the
+    rows stand at their bars.
+    """
+    weights = flat(weights, "weights")
+    if len(labels) != len(weights) or (values is not None and len(values) != len(weights)):
+        counts = f"{len(labels)} labels, {len(weights)} weights" + ("" if values is None else f", {len(values)} values")
+        raise ValueError(f"labels, weights and values must be of one length, got {counts}")
+    axes = axes or fresh(6, 1.2 + 0.36 * (len(weights) + 1))
+    sizes = np.append(weights, float(rest))
+    colours = [*(BLUE if weight >= 0 else VERMILION for weight in weights), GREY]
+    places = range(len(sizes))
+    axes.barh(places, sizes, color=colours, height=0.72)
+    notes = ["" if values is None else f"  →  {shown(value)}" for value in (values if values is not None else weights)]
+    reach = max(float(np.abs(sizes).max()), 1e-300)
+    for place, size, note in zip(places, sizes, [*notes, ""], strict=True):
+        text = f"{size:.1%}{note}"
+        axes.text(max(size, 0.0) + 0.015 * reach, place, text, va="center", fontsize="small", color=INK)
+    axes.set_yticks(list(places), [*(f"row {label}" for label in labels), "all other rows"])
+    axes.invert_yaxis()
+    left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
+    axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
+    axes.set_xlabel("weight" if values is None else "weight  →  the row's target")
+    if left < 0:
+        axes.axvline(0, color=INK, linewidth=0.8)
+    axes.tick_params(axis="y", length=0)
+    return bare(axes)
+
+
+def fresh(width: float, height: float) -> "Axes":
+    """Axes on a figure of their own, which nobody else holds on to."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", dpi=120).add_subplot()
+
+
+def bare(axes: "Axes") -> "Axes":
+    """Without the frame on the sides that measure nothing."""
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def flat(values: Array, name: str) -> Array:
+    """Numbers [n]; a column [n, 1] is one too."""
+    array = np.asarray(values, dtype=float)
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one axis, got shape {list(array.shape)}")
+    return array
+
+
+def same_length(**arrays: Array) -> Array:
+    """The first of two arrays, if they are of one length."""
+    (name, array), (other, like) = arrays.items()
+    if len(array) != len(like):
+        raise ValueError(f"{name} and {other} must be of one length, got {len(array)} and {len(like)}")
+    return array
+
+
+def sorted_by(values: Array | None, count: int, name: str) -> tuple[Array, Array | None]:
+    """The order of rows or columns, and what they are labelled with in that order."""
+    if values is None:
+        return np.arange(count), None
+    values = np.asarray(values)
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.shape != (count,):
+        raise ValueError(f"{name} must be [{count}], one for each of the weights', got shape {list(values.shape)}")
+    order = np.argsort(values, kind="stable")
+    return order, values[order]
+
+
+def name_ticks(axis: Any, names: Array | None, count: int) -> None:
+    """A few ticks with the names of what stands there; all of them where there are few."""
+    if names is None:
+        return
+    places = np.arange(count) if count <= 2 * TICKS else np.linspace(0, count - 1, TICKS).round().astype(int)
+    axis.set_ticks(places, [shown(name) for name in names[places]])
+
+
+def shown(value: Any) -> str:
+    """A number in four digits, anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
