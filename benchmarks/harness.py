@@ -24,8 +24,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -40,6 +40,8 @@ SEED = 0
 PATIENCE = 30.0
 """Seconds after which a case is given no more rounds, once it has had three."""
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+COLOURS = {"yes": "green", "no": "red"}
 
 Inputs = TypeVar("Inputs")
 Side = Literal["ours", "peer"]
@@ -85,6 +87,19 @@ class Row:
     peer_bytes: int | None
     memory_ratio: float | None
     reached: str  # yes, no; n/a where time was reached and memory could not be measured
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found where the question is not only one of time and memory beside a peer's."""
+
+    case: str
+    must_reach: str
+    measured: str
+    reached: str  # yes, no, not run
+    peak_bytes: int | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """What `measured` says, and more, for --json."""
 
 
 def compare(case: Case[Any], module: str, repeats: int) -> Row:
@@ -190,7 +205,6 @@ def table(rows: Sequence[Row]) -> Table:
         made.add_column(heading, no_wrap=True)
     for heading in ("ours MiB", "peer MiB", "ratio"):
         made.add_column(heading, justify="right", no_wrap=True)
-    colours = {"yes": "green", "no": "red"}
     for row in rows:
         made.add_row(
             row.case,
@@ -201,8 +215,21 @@ def table(rows: Sequence[Row]) -> Table:
             row.reached,
             *(figure(None if x is None else x / 2**20) for x in (row.ours_bytes, row.peer_bytes)),
             "n/a" if row.memory_ratio is None else f"{row.memory_ratio:.4f}",
-            style=colours.get(row.reached),
+            style=COLOURS.get(row.reached),
         )
+    return made
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """The findings as they are printed."""
+    made = Table(box=box.MARKDOWN)
+    for heading in ("case", "must reach", "measured"):
+        made.add_column(heading)
+    made.add_column("peak MiB", justify="right", no_wrap=True)
+    made.add_column("reached", no_wrap=True)
+    for row in findings:
+        peak = "" if row.peak_bytes is None else figure(row.peak_bytes / 2**20)
+        made.add_row(row.case, row.must_reach, row.measured, peak, row.reached, style=COLOURS.get(row.reached))
     return made
 
 

@@ -6,6 +6,7 @@ mistake in the package cannot hide behind itself. Gradients come from autograd t
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,3 +173,36 @@ def boxcar(bandwidth):
 
 def tricube(bandwidth):
     return within(bandwidth, lambda u: 3 * (1 - u**3).log())
+
+
+def kernel_sums(points):
+    """What the engines of kernels give: log weights, and weighted means of values, offsets and their products."""
+    log_weights, means, offsets, squares, products = [], [], [], [], []
+    for number, query in enumerate(points.query):
+        offset = points.key - query
+        distance = np.sqrt((offset**2).sum(axis=1))
+        with np.errstate(divide="ignore"):
+            score = np.log(PROFILES[points.kind](distance)) if points.kind > 1 else -(distance ** (2 - points.kind))
+            score = score / (2 if points.kind == 0 else 1)
+            score = score + (0.0 if points.weight is None else np.log(points.weight))
+        for column in range(points.columns):
+            apart = np.abs(points.key_code[:, column] - points.query_code[number, column])
+            score = score - points.slope[column] * apart - points.jump[column] * (apart != 0)
+        if points.own is not None and points.own[number] >= 0:
+            score[points.own[number]] = -np.inf
+        highest = score.max()
+        weight = np.exp(score - highest) if highest > -np.inf else np.zeros(len(score))
+        log_weights.append(highest + np.log(weight.sum()) if highest > -np.inf else -np.inf)
+        weight = weight / max(weight.sum(), 1e-300)
+        means.append(weight @ points.value)
+        offsets.append(weight @ offset)
+        squares.append((offset * weight[:, None]).T @ offset)
+        products.append((offset * weight[:, None]).T @ points.value)
+    return tuple(np.array(part) for part in (log_weights, means, offsets, squares, products))
+
+
+PROFILES = {
+    2: lambda u: np.maximum(1 - u**2, 0),
+    3: lambda u: (u < 1) * 1.0,
+    4: lambda u: np.maximum(1 - u**3, 0) ** 3,
+}

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 
 from regard.engines import gauss, pairs
 from regard.engines.points import LAPLACE, Moments, Points
@@ -19,28 +20,7 @@ def small_grids(monkeypatch):
 
 
 def brute(points: Points) -> Moments:
-    """Every pair, by the definition; the largest score is taken out, so that far queries count too."""
-    offset = points.key[None] - points.query[:, None]  # [q, k, features]
-    score = -0.5 * (offset**2).sum(axis=2) + np.log(
-        np.ones(len(points.key)) if points.weight is None else points.weight
-    )
-    if points.own is not None:
-        rows = np.flatnonzero(points.own >= 0)
-        score[rows, points.own[rows]] = -np.inf
-    peak = score.max(axis=1, keepdims=True)
-    blind = np.isneginf(peak[:, 0])
-    weight = np.exp(score - np.where(np.isneginf(peak), 0.0, peak))
-    total = weight.sum(axis=1)
-    weight /= np.where(blind, 1.0, total)[:, None]
-    with np.errstate(divide="ignore"):
-        log_weight = peak[:, 0] + np.log(total)
-    return Moments(
-        log_weight,
-        weight @ points.value,
-        np.einsum("qk,qka->qa", weight, offset),
-        np.einsum("qk,qka,qkb->qab", weight, offset, offset, optimize=True),
-        np.einsum("qk,qka,kv->qav", weight, offset, points.value, optimize=True),
-    )
+    return Moments(*reference.kernel_sums(points))
 
 
 def case(name: str, features: int, weighted: bool = False, own: bool = False) -> Points:

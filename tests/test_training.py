@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 from torch.testing import assert_close
 
-from regard import training
+from regard import progress
 from regard.training import train
 
 
@@ -172,7 +172,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def terminal(monkeypatch):
     """A terminal to look at, and a reader who does not wait."""
     screen = io.StringIO()
-    monkeypatch.setattr(training, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
     return screen
 
 
@@ -191,7 +191,7 @@ def watched(progress=True):
 
 
 def test_the_bar_shows_loss_and_best_validation(terminal, monkeypatch):
-    monkeypatch.setattr(training, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
     watched()
     shown = terminal.getvalue()
     assert "a number" in shown
@@ -205,13 +205,13 @@ def test_there_is_no_bar_for_what_is_soon_done(terminal):
 
 
 def test_there_is_no_bar_where_none_is_wanted(terminal, monkeypatch):
-    monkeypatch.setattr(training, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
     watched(progress=False)
     assert terminal.getvalue() == ""
 
 
 def test_there_is_no_bar_in_a_file(capfd, monkeypatch):
-    monkeypatch.setattr(training, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     watched()
     captured = capfd.readouterr()

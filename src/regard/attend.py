@@ -17,7 +17,9 @@ from torch import Tensor
 from regard.engines import dense, flash
 from regard.engines.dense import Dense
 from regard.engines.flash import Flash
+from regard.engines.gauss import Gauss
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
+from regard.engines.pairs import Pairs
 from regard.engines.stream import Stream, mask_gradient
 from regard.engines.top import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
@@ -45,7 +47,7 @@ class Look(NamedTuple):
     weight: Tensor  # [..., q, top]  their weights, normalised over all keys the query may see
 
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream())}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream(), Pairs(), Gauss())}
 DENSE_LIMIT = 2**16
 """Numbers held by a matrix, and by its score while it computes, that count as few."""
 LOOK_LIMIT = 2 * 2**30

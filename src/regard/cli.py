@@ -105,8 +105,7 @@ def fit(
     frame = tables.read_table(table)
     value = roles.target_of(frame, target, kind.value)
     count = None if weight is None else roles.weight_of(frame, weight)
-    rows = tables.pick(frame, [name for name in frame.columns if name not in (target, weight)])
-    rows = roles.features_of(rows, names_in(categorical), orders_in(ordered))
+    rows = roles.features_of(frame, [target, weight or target], names_in(categorical), orders_in(ordered))
     for name in orders_in(ordered):
         say(f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}", quiet)
     rows, fill = tables.impute(rows) if impute else (rows, None)
@@ -121,7 +120,7 @@ def fit(
     }
     model = model_for(value, order, settings).fit(rows, value, sample_weight=count)
     schemas.save(model, out, schema_of(model, fill))
-    say(f"{type(model).__name__} on {len(rows):,} rows and {len(rows.columns)} columns → {out}", quiet)
+    say(f"{type(model).__name__} on {counted(rows, 'row')} and {counted(rows.columns, 'column')} → {out}", quiet)
 
 
 @app.command()
@@ -172,8 +171,10 @@ def evidence(
 def info(folder: Folder) -> None:
     """Tell what a model folder holds."""
     model, schema = opened(folder)
-    for name, value in facts(model, schema).items():
-        typer.echo(f"{name:<12}{value}")
+    told = facts(model, schema)
+    wide = max(map(len, told))
+    for name, value in told.items():
+        typer.echo(f"{name:<{wide}}  {value}")
 
 
 def model_for(value: "Series", order: int, settings: dict[str, Any]) -> Any:
@@ -218,10 +219,9 @@ def opened(folder: Path) -> tuple[Any, schemas.Schema]:
 
     try:
         model = regard.load(folder)
-        known = schemas.read_schema(folder) or schema_of(model, None)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{folder} holds a model that is broken or of another version: {error!r}") from None
-    return model, known
+    except KeyError as error:
+        raise ValueError(f"{folder} holds a model that is broken, or of another version: {error} is missing") from None
+    return model, schemas.read_schema(folder) or schema_of(model, None)
 
 
 def schema_of(model: Any, fill: dict[str, Any] | None) -> schemas.Schema:
@@ -293,13 +293,18 @@ def facts(model: Any, schema: schemas.Schema) -> dict[str, Any]:
         "bandwidth": f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given",
         "missing": "an error" if schema.fill is None else "imputed",
     }
-    widths = model.bandwidth_
     told |= {"columns": len(schema.kinds)}
+    widths = model.bandwidth_
     for place, (name, kind) in enumerate(schema.kinds.items()):
-        width = f"bandwidth {widths[place]:.4g}" if widths.ndim == 1 else ""
+        width = f"{'bandwidth' if kind == 'number' else 'λ'} {widths[place]:.4g}" if widths.ndim == 1 else ""
         fill = "" if schema.fill is None else f"missing: {schema.fill[name]}"
         told[f"  {name}"] = "  ".join(part for part in (f"{kind:<8}", width, fill) if part)
     return {name: value for name, value in told.items() if value != ""}
+
+
+def counted(things: Any, name: str) -> str:
+    """How many there are, in words."""
+    return f"{len(things):,} {name}" + ("" if len(things) == 1 else "s")
 
 
 def say(message: str, quiet: bool = False) -> None:
@@ -310,7 +315,7 @@ def say(message: str, quiet: bool = False) -> None:
 
 def main() -> None:
     """What `regard` runs."""
-    app()
+    app(prog_name="regard")
 
 
 if __name__ == "__main__":

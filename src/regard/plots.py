@@ -58,6 +58,7 @@ def fit_curve(
             low, high = line - band, line + band
             axes.fill_between(grid[order], low[order], high[order], color=colour, alpha=0.18, linewidth=0, zorder=1)
     axes.set(xlabel="x", ylabel="y")
+    axes.margins(x=0.02)
     axes.legend(frameon=False, fontsize="small")
     return bare(axes)
 
@@ -70,11 +71,13 @@ def weight_map(
     title: str = "attention weights",
     most: float | None = None,
 ) -> "Axes":
-    """The weights [queries, keys] as a heat map: a row is a query, and where it looks is bright.
+    """The weights [queries, keys] as a heat map: a row is a query, and where it looks is dark.
 
     With `queries` [q] and `keys` [k] rows and columns are sorted by them, and labelled with them. `most` is the
-    weight of the brightest colour, so that two maps can be compared.
+    weight of the darkest colour, so that two maps can be compared.
     """
+    from matplotlib.ticker import MaxNLocator
+
     weights = np.asarray(weights, dtype=float)
     if weights.ndim != 2 or not weights.size:
         raise ValueError(f"weights must be [queries, keys], got shape {list(weights.shape)}")
@@ -86,7 +89,7 @@ def weight_map(
     signed = bool(weights.min() < 0)
     image = axes.imshow(
         weights[np.ix_(rows, columns)],
-        cmap="PuOr_r" if signed else "viridis",
+        cmap="PuOr_r" if signed else "Blues",
         vmin=-top if signed else 0.0,
         vmax=top or 1.0,
         aspect="auto",
@@ -94,13 +97,14 @@ def weight_map(
     )
     name_ticks(axes.yaxis, row_names, weights.shape[0])
     name_ticks(axes.xaxis, column_names, weights.shape[1])
-    by = " (sorted)"
-    axes.set(title=title, xlabel=f"keys{by if keys is not None else ''}")
-    axes.set_ylabel(f"queries{by if queries is not None else ''}")
+    axes.set_title(title, loc="left")
+    axes.set_xlabel("keys" if keys is None else "keys, sorted")
+    axes.set_ylabel("queries" if queries is None else "queries, sorted")
     bar = axes.figure.colorbar(image, ax=axes, label="weight", pad=0.03)
+    bar.locator = MaxNLocator(5)
     bar.outline.set_visible(False)
     for edge in axes.spines.values():
-        edge.set_visible(False)
+        edge.set_color("#cccccc")
     return axes
 
 
@@ -116,6 +120,8 @@ def evidence_bars(
     Weights below 0, which a local line can give, have a colour of their own. With `values`, the targets of the
     rows stand at their bars.
     """
+    from matplotlib.ticker import PercentFormatter
+
     weights = flat(weights, "weights")
     if len(labels) != len(weights) or (values is not None and len(values) != len(weights)):
         counts = f"{len(labels)} labels, {len(weights)} weights" + ("" if values is None else f", {len(values)} values")
@@ -134,6 +140,7 @@ def evidence_bars(
     axes.invert_yaxis()
     left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
     axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.set_xlabel("weight" if values is None else "weight  →  the row's target")
     if left < 0:
         axes.axvline(0, color=INK, linewidth=0.8)
@@ -184,8 +191,15 @@ def sorted_by(values: Array | None, count: int, name: str) -> tuple[Array, Array
 
 
 def name_ticks(axis: Any, names: Array | None, count: int) -> None:
-    """A few ticks with the names of what stands there; all of them where there are few."""
+    """Ticks at round values, where the sorted names are numbers; else some of the names, or all if they are few."""
+    from matplotlib.ticker import MaxNLocator
+
     if names is None:
+        return
+    if np.issubdtype(names.dtype, np.number) and count > 1:
+        values = MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(names[0], names[-1])
+        values = values[(values >= names[0]) & (values <= names[-1])]
+        axis.set_ticks(np.interp(values, names, np.arange(count)), [shown(value) for value in values])
         return
     places = np.arange(count) if count <= 2 * TICKS else np.linspace(0, count - 1, TICKS).round().astype(int)
     axis.set_ticks(places, [shown(name) for name in names[places]])

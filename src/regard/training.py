@@ -10,22 +10,17 @@ callables give the same result.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-Batch = TypeVar("Batch")
+from regard.progress import ProgressBar
 
-PATIENCE_OF_READER = 1.0
-"""Seconds that a training may take before it shows a progress bar."""
+Batch = TypeVar("Batch")
 
 
 class History(NamedTuple):
@@ -83,7 +78,7 @@ def train(
             validations.append(validated(model, validate, epoch))
             if best_state is None or validations[-1] < validations[best_epoch]:
                 best_epoch, best_state = epoch, copied_state(model)
-            bar.note(best_validation=validations[best_epoch])
+            bar.note(best=validations[best_epoch])
             if patience is not None and epoch - best_epoch >= patience:
                 break
     if best_state is not None:
@@ -99,7 +94,7 @@ def run_epoch(
     schedule: LRScheduler | None,
     clip: float | None,
     epoch: int,
-    bar: "ProgressBar",
+    bar: ProgressBar,
 ) -> float:
     """One pass over the epoch's batches; the mean of their losses."""
     model.train()
@@ -172,47 +167,3 @@ def mode_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-class ProgressBar:
-    """A bar on stderr with the loss and the best validation, for a reader who has waited a second.
-
-    Nothing is written where stderr is no terminal, and nothing is left of the bar when it is done.
-    """
-
-    def __init__(self, describe: str, epochs: int, *, shown: bool) -> None:
-        console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (shown and console.is_terminal),
-        )
-        self.task = self.bar.add_task(describe, total=epochs, numbers="")
-        self.due = time.monotonic() + PATIENCE_OF_READER
-        self.numbers: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def note(
-        self, *, loss: float | None = None, best_validation: float | None = None, done: float | None = None
-    ) -> None:
-        """What is new: the loss, the best validation, or the epochs done."""
-        if self.bar.disable:
-            return
-        for name, number in (("loss", loss), ("best", best_validation)):
-            if number is not None:
-                self.numbers[name] = number
-        numbers = "  ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
-        self.bar.update(self.task, completed=done, numbers=numbers)
-        if not self.bar.live.is_started and time.monotonic() > self.due:
-            self.bar.start()

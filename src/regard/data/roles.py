@@ -27,7 +27,7 @@ def target_of(frame: "DataFrame", name: str, kind: str = "auto") -> "Series":
     if is_number(target):
         part = target[target != target.round()]
         if len(part):
-            raise ValueError(f"classes must be whole numbers, or text: the target {name!r} holds {part.iloc[0]!r}")
+            raise ValueError(f"classes must be whole numbers, or text: the target {name!r} holds {part.iloc[0]}")
         return target.astype(int)
     if kind == "regression":
         raise ValueError(f"the target {name!r} must hold numbers for --kind regression, got {target.iloc[0]!r}")
@@ -45,13 +45,24 @@ def weight_of(frame: "DataFrame", name: str) -> "Series":
 
 
 def features_of(
-    rows: "DataFrame", categorical: Collection[str], ordered: Mapping[str, list[str] | None]
+    frame: "DataFrame",
+    others: Collection[str],
+    categorical: Collection[str] = (),
+    ordered: Mapping[str, list[str] | None] | None = None,
 ) -> "DataFrame":
-    """The columns to learn from, those named as categories turned to pandas' own; of an order, given or natural."""
+    """The columns to learn from: all but the `others`, which are target and weight.
+
+    Those named as categories are turned to pandas' own, and ordered ones have the order given, or a natural one.
+    """
+    rows, ordered = pick(frame, [name for name in frame.columns if name not in others]), ordered or {}
+    named = [*categorical, *ordered]
+    pick(frame, named)
+    for name in named:
+        if name in others:
+            raise ValueError(f"column {name!r} is the target or the weight, and cannot be a categorical feature too")
     if not len(rows.columns):
         raise ValueError("there is no column to learn from beside the target")
-    pick(rows, [*categorical, *ordered])
-    check_numbers(rows[[name for name in rows.columns if name not in (*categorical, *ordered)]])
+    check_numbers(rows[[name for name in rows.columns if name not in named]])
     check_finite(rows)
     made = {name: rows[name].astype("category") for name in categorical if name not in ordered}
     made |= {name: in_order(rows[name], order) for name, order in ordered.items()}

@@ -114,5 +114,7 @@ def read_schema(folder: str | Path) -> Schema | None:
         return None
     try:
         return Schema(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    except TypeError:
+        raise ValueError(f"{path} is broken, or of another version of regard: fit the model again") from None

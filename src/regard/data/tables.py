@@ -68,7 +68,8 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8 ({error})") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning, EOFError, gzip.BadGzipFile) as error:
-        said = "the rows have more cells than the header" if isinstance(error, pd.errors.ParserWarning) else str(error)
+        wide = isinstance(error, pd.errors.ParserWarning)
+        said = "its rows have more cells than its header" if wide else str(error).rpartition("C error: ")[2]
         raise ValueError(f"{path} cannot be read: {said}") from None
     nameless = [place + 1 for place, name in enumerate(names) if not name]
     if nameless:

@@ -26,14 +26,43 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import finufft
 import numpy as np
 import torch
+from torch import Tensor
 
 from regard.engines import pairs
-from regard.engines.points import GAUSSIAN, Array, Moments, Points, Pooled
+from regard.engines.job import Job
+from regard.engines.points import GAUSSIAN, Array, Moments, Points, Pooled, from_job, reason_against
+from regard.kernels import Gaussian
+from regard.parts import Attended
+
+
+@dataclass(frozen=True)
+class Gauss:
+    """The Gaussian of 1 to 3 features under softmax, in time q + k, to a share of the spread of the values."""
+
+    tolerance: float = 1e-6
+    name = "gauss"
+
+    def __post_init__(self) -> None:
+        pairs.check_tolerance(self.tolerance)
+
+    def refuses(self, job: Job) -> str | None:
+        reason = reason_against("gauss", job)
+        if reason is None and type(job.score) is not Gaussian:
+            return f"gauss is for the Gaussian kernel of numbers, got {job.score!r}"
+        if reason is None and job.query.shape[-1] not in PRECISIONS:
+            return f"gauss takes 1 to 3 features, got {job.query.shape[-1]}"
+        return reason
+
+    def attend(self, job: Job) -> Tensor:
+        return self.attend_parts(job).mean
+
+    def attend_parts(self, job: Job) -> Attended:
+        return from_job(job, lambda points: pool(points, self.tolerance))
 
 
 class Precision(NamedTuple):
@@ -244,6 +273,8 @@ def take(both: Array, rows: Array) -> None:
 
 def planned(kind: int, position: Array, box: Box, precision: Precision) -> Any:
     """A transform from points to modes (1) or from modes to points (2). It is soon made: the sort is quick."""
+    import finufft
+
     plan = finufft.Plan(
         kind,
         box.modes,

@@ -72,6 +72,19 @@ def log_weight64(kind: Any, square: Any) -> Any:
 
 
 @njit(fastmath=EXACT)
+def compact_weight(kind: Any, square: Any) -> Any:
+    """A kernel that ends; none underflows, so that no logarithm is needed."""
+    if square >= 1:
+        return 0.0
+    if kind == EPANECHNIKOV:
+        return 1 - square
+    if kind == BOXCAR:
+        return 1.0
+    rest = 1 - square * np.sqrt(square)
+    return rest * rest * rest
+
+
+@njit(fastmath=EXACT)
 def bound(kind: Any, box: Any, other: Any, slope: Any, jump: Any) -> Any:
     """The largest log weight that a point in one box can have for one in the other.
 
@@ -189,11 +202,12 @@ def penalties(code: Any, others: Any, here: Any, size: Any, slope: Any, jump: An
 
 
 def make_careful(kind: int, coded: bool, moments: bool) -> Any:
-    """One query in float64, relative to its nearest key."""
+    """One query in float64, relative to its nearest key; a kernel that ends needs no such care."""
+    compact = kind >= EPANECHNIKOV
 
     @njit(nogil=True, fastmath=EXACT)
     def log_weights(point: Any, code: Any, own: Any, known: Any, here: Any, size: Any, room: Any) -> None:
-        """Into room[0]; and the offsets of the keys into room[2:]."""
+        """Into room[0], or the weights themselves of a compact kernel; and the offsets of the keys into room[2:]."""
         keys, codes, slope, jump = known
         weight, penalty = room[0], room[1]
         for j in range(size):
@@ -206,13 +220,16 @@ def make_careful(kind: int, coded: bool, moments: bool) -> Any:
                 if moments:
                     offset[j] = apart
         for j in range(size):
-            weight[j] = log_weight64(kind, weight[j])
+            weight[j] = compact_weight(kind, weight[j]) if compact else log_weight64(kind, weight[j])
         if coded:
             penalties(code, codes, here, size, slope, jump, penalty)
             for j in range(size):
-                weight[j] -= penalty[j]
+                if compact:
+                    weight[j] *= exponential(-penalty[j])
+                else:
+                    weight[j] -= penalty[j]
         if 0 <= own - here < size:
-            weight[own - here] = -np.inf
+            weight[own - here] = 0 if compact else -np.inf
 
     @njit(nogil=True, fastmath=SUM)
     def add(weight: Any, column: Any, room: Any, here: Any, size: Any, features: Any, sums: Any) -> None:
@@ -263,18 +280,19 @@ def make_careful(kind: int, coded: bool, moments: bool) -> Any:
         box = np.empty((2, boxes.shape[2]))
         box[:, : point.shape[0]] = point
         box[:, point.shape[0] :] = code
-        highest = -np.inf
         weight = room[0]
-        for group in order:
-            if bound(kind, box, group_boxes[group], slope, jump) <= highest:
-                continue
-            for block in range(group_starts[group], group_starts[group + 1]):
-                if bound(kind, box, boxes[block], slope, jump) <= highest:
+        highest = 0.0 if compact else -np.inf
+        if not compact:
+            for group in order:
+                if bound(kind, box, group_boxes[group], slope, jump) <= highest:
                     continue
-                here, size = starts[block], starts[block + 1] - starts[block]
-                log_weights(point, code, own, known, here, size, room)
-                for j in range(size):
-                    highest = max(highest, weight[j])
+                for block in range(group_starts[group], group_starts[group + 1]):
+                    if bound(kind, box, boxes[block], slope, jump) <= highest:
+                        continue
+                    here, size = starts[block], starts[block + 1] - starts[block]
+                    log_weights(point, code, own, known, here, size, room)
+                    for j in range(size):
+                        highest = max(highest, weight[j])
         sums[:] = 0
         if highest == -np.inf:
             return highest
@@ -286,8 +304,9 @@ def make_careful(kind: int, coded: bool, moments: bool) -> Any:
                     continue
                 here, size = starts[block], starts[block + 1] - starts[block]
                 log_weights(point, code, own, known, here, size, room)
-                for j in range(size):
-                    weight[j] = exponential(min(0.0, weight[j] - highest))
+                if not compact:
+                    for j in range(size):
+                        weight[j] = exponential(min(0.0, weight[j] - highest))
                 add(weight, column, room, here, size, point.shape[0], sums)
         return highest
 
@@ -328,7 +347,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
         tree     where blocks of keys start, their boxes, where groups of blocks start, their boxes
         column   [1 + values, keys]: weights of the keys, and the values times them
         single   the same in float32
-        trusted  the summed weight from which float32 is good enough
+        trusted  the summed weight from which float32 is good enough; for a kernel that ends, of each key met
         allowed  a block is passed over when its largest weight is at most this share of what was found
         weighted whether the keys differ in weight
         """
@@ -357,6 +376,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
             for i in range(begin, end):
                 shift[i] = 0
                 sums[i, 0] = 0
+            met = 0 if kind >= EPANECHNIKOV else 1
             if not moments and trusted < np.inf:
                 width = 0.0
                 centre = np.empty(dimensions)
@@ -378,6 +398,8 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                             continue
                         here, size = starts[block], starts[block + 1] - starts[block]
                         two_words(keys, here, size, centre, scale, local)
+                        if kind >= EPANECHNIKOV:
+                            met += size
                         plain = column.shape[0] == 2 and not weighted
                         for i in range(count):
                             seat = own[begin + i] - here
@@ -400,7 +422,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                     for number in range(column.shape[0]):
                         sums[begin + i, number] = found[number, i]
             for i in range(begin, end):
-                if not sums[i, 0] >= trusted:
+                if not sums[i, 0] >= trusted * met or met == 0:
                     point, code = queries[:, i].copy(), query_codes[:, i].copy()
                     shift[i] = careful(point, code, own[i], known, tree, column, order, room, allowed, sums[i])
 

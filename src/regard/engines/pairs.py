@@ -41,9 +41,10 @@ SINGLE = 1e-6
 """The least tolerance that float32 keeps, for values of which none is further from the mean than
 `OUTLIER` standard deviations."""
 OUTLIER = 10.0
-TRUSTED = {GAUSSIAN: 0.1, LAPLACE: 0.1, EPANECHNIKOV: 1.0, BOXCAR: math.inf, TRICUBE: 1.0}
-"""The summed weight from which float32 has digits enough. Below it, a query has only far keys, or keys at the
-edge of a compact kernel, where 1 - u² loses them; and a kernel that jumps at its edge needs all of them."""
+TRUSTED = {GAUSSIAN: 0.1, LAPLACE: 0.1, EPANECHNIKOV: 0.2, BOXCAR: math.inf, TRICUBE: 0.2}
+"""The summed weight from which float32 has digits enough: below it, a query has only far keys. A kernel that
+ends has too few of them at its edge, where 1 - u² loses them: here it is the mean weight of all keys met. One
+that jumps there needs all of them."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ class Pairs:
     name = "pairs"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < 1:
-            raise ValueError(f"tolerance must be at least 0 and below 1, got {self.tolerance}")
+        check_tolerance(self.tolerance)
 
     def refuses(self, job: Job) -> str | None:
         return reason_against("pairs", job)
@@ -65,6 +65,12 @@ class Pairs:
 
     def attend_parts(self, job: Job) -> Attended:
         return from_job(job, lambda points: pool(points, self.tolerance))
+
+
+def check_tolerance(tolerance: float) -> None:
+    """A share of the spread."""
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
 
 
 def pool(points: Points, tolerance: float = 1e-6) -> Pooled:
@@ -134,6 +140,8 @@ def summed(points: Points, tolerance: float, *, moments: bool) -> tuple[Array, A
     tree = boxed(np.vstack([keys, codes]), starts)
     run = compiled(points.kind, features if not moments else 0, points.columns > 0, moments)
     trusted = TRUSTED[points.kind] * float(mass.max()) if single and not moments else math.inf
+    if points.weight is not None and points.kind not in (GAUSSIAN, LAPLACE):
+        trusted = math.inf
     column32 = column.astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
     setting = column, column32, trusted, allowed / float(mass.sum()), points.weight is not None
     blocks = len(query_starts) - 1

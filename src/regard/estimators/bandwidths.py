@@ -34,7 +34,7 @@ NARROWEST, WIDEST = -8.0, 14.0
 FAINTEST = -40.0
 """The least for the odds of λ: there, other categories are not seen."""
 SPREADS = (1e-2, SPREAD, 1e-10)
-"""From how far a local line dares to guess: lines through rows that lie closer, in bandwidths squared, are flattened."""
+"""How far apart, in bandwidths squared, rows must lie for a line through them to be believed."""
 PAIRS = 4e9
 """Pairs in one trial of a search; of more rows, as many as that allows are left out in turn, drawn at random."""
 
@@ -101,9 +101,8 @@ def widened(smoother: Smoother, factors: Array) -> Smoother:
     """Bandwidths times powers of 2, one a feature; behind those, one for the odds of each λ."""
     columns = smoother.number.shape[1]
     odds = smoother.blur / np.maximum(most_blur(smoother) - smoother.blur, 1e-12) * 2.0 ** factors[columns:]
-    return replace(
-        smoother, bandwidth=smoother.bandwidth * 2.0 ** factors[:columns], blur=most_blur(smoother) * odds / (1 + odds)
-    )
+    factor = 2.0 ** factors[:columns] if smoother.bandwidth.ndim == 1 else 2.0 ** factors[0]  # a matrix as a whole
+    return replace(smoother, bandwidth=smoother.bandwidth * factor, blur=most_blur(smoother) * odds / (1 + odds))
 
 
 def one_factor(trial: Callable[[Array], float], columns: int, strengths: int) -> Array:

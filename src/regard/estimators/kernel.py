@@ -27,6 +27,7 @@ from regard.estimators.evidence import Evidence
 from regard.estimators.local import RIDGE
 from regard.estimators.metric import METRICS, learn
 from regard.estimators.smoother import KERNELS, Smoother, line
+from regard.kernels import Mixed
 from regard.scores import Score
 
 CHOICES = (*RULES, *SEARCHES, "learn")
@@ -166,20 +167,25 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         if callable(self.kernel):
             raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
         if smoother.number.shape[1]:
+            slope, jump = (torch.as_tensor(x) for x in smoother.penalty)
+            kernel = KERNELS[self.kernel]
+            codes = len(smoother.blur)
             found = learn(
-                torch.as_tensor(smoother.number),
+                torch.as_tensor(np.hstack([smoother.number, smoother.code])),
                 torch.as_tensor(smoother.value),
                 None if smoother.weight is None else torch.as_tensor(smoother.weight),
                 start=torch.as_tensor(smoother.bandwidth),
                 metric=self.metric,
                 order=smoother.order,
-                make_score=KERNELS[self.kernel],
+                make_score=(lambda width: Mixed(kernel(width), slope, jump)) if codes else kernel,
+                codes=codes,
                 seed=self.seed(),
                 progress=self.verbose,
             )
             self.history_ = found.history
             smoother = replace(smoother, bandwidth=found.bandwidth.numpy(), spread=RIDGE)
-        if len(smoother.blur) and smoother.bandwidth.ndim == 1:
+            self.criterion_ = found.error**2 * float(np.mean(np.var(smoother.value, axis=0)))
+        if len(smoother.blur):
             found_blur = search(smoother, "cv", "scalar", self.seed(), self.verbose)
             self.criterion_ = found_blur.value
             return found_blur.smoother
@@ -340,7 +346,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             np.array([len(category.values) for category in seen], dtype=float),
             model.smoothing_order(),
             model.tol,
-            float(arrays["spread"]),
+            arrays["spread"].item(),
         )
         model.restore_target(config["target"], arrays.get("target"))
         return model
@@ -500,12 +506,14 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
     ['no', 'yes']
     """
 
+    y_: Array
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Keep the rows [n, d] and classes [n], and find the bandwidth."""
         name = target_names(y)
         X, y = validate_data(self, self.see(X), y, dtype=np.float64)  # noqa: N806
         check_classification_targets(y)
-        self.classes_, self.y_ = np.unique(y, return_inverse=True)
+        self.classes_, self.y_ = np.unique(y, return_inverse=True)  # which class, by number
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs two classes, got 1 class: {self.classes_.tolist()}")
         self.targets_ = name or ["y"]

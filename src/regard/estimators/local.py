@@ -37,11 +37,13 @@ def local_linear(
     mask: Mask | None = None,
     ridge: float | Tensor = RIDGE,
     engine: str | Engine | None = None,
+    codes: int = 0,
 ) -> Tensor:
     """The level at each query of the line that fits the values around it: `[q, c]`.
 
     query `[q, d]` and key `[k, d]` in units of the bandwidth, value `[k, c]`; the score is a kernel of
-    bandwidth 1. A query that may see no key gets the mean of all values.
+    bandwidth 1. A query that may see no key gets the mean of all values. The last `codes` columns are categories:
+    the score sees them, the line does not.
 
     >>> import torch, regard
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
@@ -53,10 +55,11 @@ def local_linear(
         shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
         raise ValueError(f"query, key and value must be [length, size], got {shapes}")
     # Products of what lies far from 0 lose in the covariance the digits that the difference needs.
-    centre, level = key.detach().mean(dim=0), value.detach().mean(dim=0)
-    columns = moments(key - centre, value - level)
+    size = key.shape[-1] - codes
+    centre, level = key[:, :size].detach().mean(dim=0), value.detach().mean(dim=0)
+    columns = moments(key[:, :size] - centre, value - level)
     means = attend(query, key, columns, score=score, mask=mask, engine=engine)
-    return level + level_at(query - centre, means, value.shape[-1], ridge)
+    return level + level_at(query[:, :size] - centre, means, value.shape[-1], ridge)
 
 
 def moments(key: Tensor, value: Tensor) -> Tensor:

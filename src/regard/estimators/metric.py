@@ -34,6 +34,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from regard.attend import attend
 from regard.estimators.local import local_linear
+from regard.kernels import Mixed
 from regard.masks import Mask, both
 from regard.scores import Gaussian, InnerProduct, Score, is_inner_product
 from regard.training import History, copied_state, train
@@ -72,6 +73,7 @@ def learn(
     metric: str,
     order: int,
     make_score: Callable[[Tensor], Score] = Gaussian,
+    codes: int = 0,
     seed: int = 0,
     progress: bool = True,
 ) -> Learned:
@@ -79,7 +81,8 @@ def learn(
 
     points `[n, d]`, y `[n, c]`, sample_weight `[n]`. `start` is where to look first, a number or one a
     feature; `order` is 0 for the weighted average, 1 for the local linear fit. The same seed gives the
-    same bandwidth.
+    same bandwidth. The last `codes` columns of the points are categories, left as they are: then `make_score`
+    gives a `regard.kernels.Mixed`.
 
     >>> import torch
     >>> x = torch.rand(300, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -88,14 +91,14 @@ def learn(
     >>> bool(bandwidth[1] > 5 * bandwidth[0])
     True
     """
-    check_settings(points, y, sample_weight, start, metric, order)
+    check_settings(points, y, sample_weight, start, metric, order, codes)
     generator = torch.Generator().manual_seed(seed)
     sample = standardised(points, y, sample_weight)
     split = held_out(len(sample.points), generator)
     score = make_score(torch.ones((), dtype=torch.float64))
-    smooth = Rounded(score if is_inner_product(score) else Gaussian(1.0))
-    model = Stretch(points.shape[-1], start)
-    with subnormals_as_zero():
+    smooth = smoothed(score)
+    model = Stretch(points.shape[-1] - codes, start)
+    with one_thread(), subnormals_as_zero():
         plan = stages(metric, order, split)
         history = [run(stage, model, sample, split, smooth, generator, progress) for stage in plan]
         last = held_trial(sample, split, smooth if is_inner_product(score) else score, order, keys=len(split.seen))
@@ -103,8 +106,15 @@ def learn(
     return Learned(model.bandwidth(metric, start), error, tuple(history))
 
 
+def smoothed(score: Score) -> Score:
+    """What is learned by: the score itself if it is smooth, else a Gaussian in its place."""
+    if isinstance(score, Mixed):
+        return Mixed(Gaussian(1.0), score.slope, score.jump)
+    return Rounded(score if is_inner_product(score) else Gaussian(1.0))
+
+
 class Stretch(nn.Module):
-    """Points in units of the bandwidth: points · diag(exp(log_stretch)) · mixingᵀ."""
+    """Points in units of the bandwidth: points · diag(exp(log_stretch)) · mixingᵀ; codes behind them stay."""
 
     def __init__(self, size: int, start: Tensor) -> None:
         super().__init__()
@@ -112,7 +122,12 @@ class Stretch(nn.Module):
         self.mixing = nn.Parameter(torch.eye(size))
 
     def forward(self, points: Tensor) -> Tensor:
-        return (points * self.log_stretch.exp()) @ self.mixing.mT
+        stretched = (points[..., : self.size] * self.log_stretch.exp()) @ self.mixing.mT
+        return torch.cat([stretched, points[..., self.size :]], dim=-1)
+
+    @property
+    def size(self) -> int:
+        return len(self.log_stretch)
 
     @torch.no_grad()
     def widen(self, factor: float) -> None:
@@ -178,8 +193,9 @@ class Trial:
         value, mask = self.sample.y[self.keys], self.mask()
         if self.order == 0:
             return attend(query, key, value, score=self.score, mask=mask)
+        codes = len(self.score.jump) if isinstance(self.score, Mixed) else 0
         # torch's fused kernel would make the query as long as the many values of a linear fit.
-        return local_linear(query, key, value, score=self.score, mask=mask, engine="stream")
+        return local_linear(query, key, value, score=self.score, mask=mask, engine="stream", codes=codes)
 
     def loss(self, model: nn.Module) -> Tensor:
         """The weighted mean squared error of what the model predicts."""
@@ -305,8 +321,26 @@ def take_best_factor(model: Stretch, trial: Trial) -> float:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Steps of a few milliseconds, on one thread: the same bits on every machine.
+
+    More threads wait for one another at each operation. Where another process has a core, that was measured
+    to take 25 times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def subnormals_as_zero() -> Iterator[None]:
-    """Takes weights below 1e-38 for 0. Most keys of a narrow kernel have one, and the CPU is 5 times as slow there."""
+    """Takes weights below 1e-38 for 0. Most keys of a narrow kernel have one, and the CPU is 5 times as slow there.
+
+    It holds for the thread that asks for it.
+    """
     before = float(torch.tensor(1e-39) * 1.0) == 0
     torch.set_flush_denormal(True)
     try:
@@ -334,7 +368,7 @@ def held_out(rows: int, generator: torch.Generator) -> Split:
 
 
 def check_settings(
-    points: Tensor, y: Tensor, sample_weight: Tensor | None, start: Tensor, metric: str, order: int
+    points: Tensor, y: Tensor, sample_weight: Tensor | None, start: Tensor, metric: str, order: int, codes: int
 ) -> None:
     """What must hold, before minutes are spent."""
     if metric not in METRICS:
@@ -348,5 +382,6 @@ def check_settings(
     counting = len(points) if sample_weight is None else int((sample_weight > 0).sum())
     if counting < 2:
         raise ValueError(f"leaving one out needs two rows with a weight above 0, got {counting}")
-    if start.shape not in ((), points.shape[1:]) or not bool((start > 0).all()):
-        raise ValueError(f"start must be a positive number, or one for each of {points.shape[1]} features, got {start}")
+    size = points.shape[1] - codes
+    if start.shape not in ((), (size,)) or not bool((start > 0).all()):
+        raise ValueError(f"start must be a positive number, or one for each of {size} features, got {start}")

@@ -1,0 +1,171 @@
+"""The engines of kernels against the slow definition: the tolerance is a promise for every query, whatever the data."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+from numpy.testing import assert_allclose
+
+import regard
+from regard import masks, scores
+from regard.engines import pairs, sums
+from regard.engines.pairs import Pairs
+from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE, TRICUBE, Moments, Points, Pooled
+
+KINDS = [GAUSSIAN, LAPLACE, EPANECHNIKOV, BOXCAR, TRICUBE]
+KEYS, QUERIES = 1201, 331
+CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "lattice", "outlying values"]
+
+
+def case(name, features, kind, scale, *, values=1, weighted=False, own=False, codes=0):
+    """Keys, and queries of which most are keys, the others between and beyond them."""
+    random = np.random.default_rng(len(name) + features)
+    key = random.normal(size=(KEYS, features))
+    if name == "clusters":
+        key *= 1e-3
+        key[: KEYS // 3, 0] += 1.0
+    elif name == "cauchy":
+        key = random.standard_cauchy(size=(KEYS, features))
+    elif name == "duplicates":
+        key = key[random.integers(0, 20, size=KEYS)]
+    elif name == "line":
+        key = key[:, :1] * np.arange(1, features + 1)
+    elif name == "lattice":
+        key = random.integers(-6, 7, size=(KEYS, features)).astype(float)
+    elif name == "shifted":
+        key += 1e5
+    chosen = random.permutation(KEYS)[: QUERIES - 60]
+    low, high = key.min(axis=0), key.max(axis=0)
+    between = random.uniform(low, high, size=(30, features))
+    beyond = low + (high - low) * np.linspace(-1, 2, 30)[:, None]
+    value = np.sin(3 * key[:, :1]) + 0.1 * random.normal(size=(KEYS, values))
+    if name == "outlying values":
+        value = random.standard_t(1, size=(KEYS, values))
+    code = random.integers(0, 4, size=(KEYS, codes)).astype(float)
+    asked = random.integers(-1, 4, size=(QUERIES, codes)).astype(float)
+    return Points(
+        np.concatenate([key[chosen], between, beyond]) / scale,
+        key / scale,
+        value,
+        kind,
+        random.lognormal(sigma=2, size=KEYS) if weighted else None,
+        np.concatenate([chosen, np.full(60, -1)]) if own else None,
+        *((asked, code, np.array([0.0, 0.7])[:codes], np.array([1.3, 0.69])[:codes]) if codes else ()),
+    )
+
+
+def check_pooled(points, tolerance, engine):
+    log_weight, mean, *_ = reference.kernel_sums(points)
+    found = engine(points, tolerance)
+    assert ((found.log_weight == -np.inf) == (log_weight == -np.inf)).all()
+    seen = log_weight > -np.inf
+    # Far away the logarithm is a large number, and has its own last digit.
+    allowed = max(tolerance, 1e-9) + 1e-14 * np.abs(log_weight[seen])
+    assert (np.abs(found.log_weight[seen] - log_weight[seen]) <= allowed).all()
+    error = np.abs(found.mean - mean) / points.value.std(axis=0)
+    assert error.max() <= max(tolerance, 1e-8), error.max()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 0.7, 1e3])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tolerance_is_kept_on_all_data(kind, name, scale):
+    for points in (case(name, 2, kind, scale), case(name, 2, kind, scale, values=3, weighted=True, own=True)):
+        check_pooled(points, 1e-6, pairs.pool)
+        check_pooled(points, 0.0, sums.dense_pool)
+
+
+@pytest.mark.parametrize("features", [1, 3, 11])
+@pytest.mark.parametrize("scale", [0.02, 0.5, 3.0])
+def test_any_number_of_features(features, scale):
+    check_pooled(case("normal", features, GAUSSIAN, scale), 1e-6, pairs.pool)
+    check_pooled(case("normal", features, GAUSSIAN, scale), 1e-12, pairs.pool)
+    check_pooled(case("normal", features, GAUSSIAN, scale, own=True), 1e-6, pairs.pool)
+
+
+@pytest.mark.parametrize("kind", [GAUSSIAN, TRICUBE])
+def test_categories_count_as_they_should(kind):
+    for settings in ({}, {"weighted": True, "own": True, "values": 2}):
+        points = case("normal", 2, kind, 0.8, codes=2, **settings)
+        check_pooled(points, 1e-6, pairs.pool)
+        check_pooled(points, 0.0, sums.dense_pool)
+
+
+@pytest.mark.parametrize("engine", [pairs.moments, sums.dense_moments])
+@pytest.mark.parametrize("kind", [GAUSSIAN, EPANECHNIKOV])
+def test_moments_are_the_definition(kind, engine):
+    for points in (
+        case("normal", 3, kind, 0.8, values=2),
+        case("shifted", 3, kind, 0.8, values=2, weighted=True, own=True),
+        case("normal", 1, kind, 1e-3),
+    ):
+        expected, found = reference.kernel_sums(points), engine(points, 1e-12)
+        for part, (name, whole) in zip(found, zip(Moments._fields, expected, strict=True), strict=True):
+            scale = 1 + np.abs(whole[np.isfinite(whole)]).max()
+            seen = np.isfinite(whole)
+            assert (np.isfinite(part) == seen).all()
+            assert_allclose(part[seen] / scale, whole[seen] / scale, atol=1e-9, err_msg=name)
+
+
+def test_nothing_to_see_and_nobody_to_look():
+    empty = Points(np.zeros((3, 2)), np.zeros((0, 2)), np.zeros((0, 1)))
+    for pool in (pairs.pool, sums.dense_pool):
+        assert pool(empty, 1e-6).log_weight.tolist() == [-np.inf] * 3
+        assert pool(empty, 1e-6).mean.tolist() == [[0.0]] * 3
+        assert pool(Points(np.zeros((0, 2)), np.zeros((3, 2)), np.ones((3, 1))), 1e-6).mean.shape == (0, 1)
+    alone = Points(np.ones((1, 2)), np.ones((1, 2)), np.full((1, 1), 7.0), own=np.array([0]))
+    assert pairs.pool(alone, 1e-6).log_weight[0] == -np.inf
+    featureless = Points(np.zeros((2, 0)), np.zeros((5, 0)), np.arange(5.0)[:, None])
+    assert_allclose(pairs.pool(featureless, 1e-6).mean, 2.0)
+
+
+def test_the_engine_of_attend(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, n, 2, generator=generator) for n in (300, 500, 500))
+    bias = torch.randn(500, generator=generator)
+    score = scores.Gaussian(0.5)
+    for mask in (None, bias, masks.others, masks.both(masks.others, bias > 0), masks.both(bias, masks.others)):
+        expected = regard.attend_parts(query.double(), key.double(), value.double(), score=score, mask=doubled(mask))
+        for engine in ("pairs", "gauss"):
+            found = regard.attend(query, key, value, score=score, mask=mask, engine=engine)
+            torch.testing.assert_close(found.double(), expected.mean, atol=3e-6, rtol=0)
+    assert regard.plan(query, key, value, score=score, engine="pairs").engine == "pairs"
+
+
+def doubled(mask):
+    if isinstance(mask, masks.Both):
+        return masks.both(doubled(mask.first), doubled(mask.second))
+    return mask.double() if isinstance(mask, torch.Tensor) and mask.is_floating_point() else mask
+
+
+def test_what_the_engine_refuses():
+    x = torch.randn(5, 2)
+    wrong = {
+        "needs one of the kernels": {"score": scores.dot},
+        "takes no mask": {"score": scores.Gaussian(), "mask": masks.causal},
+        "takes no dropout": {"score": scores.Gaussian(), "dropout": 0.1},
+    }
+    for message, settings in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            regard.attend(x, x, x, engine="pairs", **settings)
+    with pytest.raises(ValueError, match="gives no gradients"):
+        regard.attend(x.requires_grad_(), x, x, score=scores.Gaussian(), engine="pairs")
+    with pytest.raises(ValueError, match="needs finite numbers"):
+        regard.attend(x.detach() * torch.inf, x.detach(), x.detach(), score=scores.Gaussian(), engine="pairs")
+    with pytest.raises(ValueError, match="takes 1 to 3 features"):
+        regard.attend(*[torch.randn(5, 4)] * 3, score=scores.Gaussian(), engine="gauss")
+    with pytest.raises(ValueError, match="gauss is for the Gaussian"):
+        regard.attend(*[torch.randn(5, 2)] * 3, score=scores.Laplace(), engine="gauss")
+    with pytest.raises(ValueError, match="tolerance must be"):
+        Pairs(tolerance=-1)
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads():
+    points = case("normal", 2, GAUSSIAN, 0.3)
+    found: list[Pooled] = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append(pairs.pool(points, 1e-6))
+    torch.set_num_threads(before)
+    assert (found[0].mean == found[1].mean).all()

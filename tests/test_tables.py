@@ -1,0 +1,344 @@
+"""Tables in and out, and every way in which a user's table is broken."""
+
+import json
+import os
+import stat
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from regard import NadarayaWatson
+from regard.data import roles, schema, tables
+from regard.data.curves import wave
+
+
+@pytest.fixture
+def frame():
+    drawn = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "area": drawn.normal(size=7),
+            "rooms": drawn.integers(1, 9, 7),
+            "city": ["Rome", "Oslo", "Rome", "São Paulo", 'a "quoted", name', "Oslo", "two\nlines"],
+            "garden": [True, False, False, True, True, False, True],
+        }
+    )
+
+
+def written(folder, text, name="table.csv"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "t.tsv.gz", "t.parquet", "t.pq", "T.CSV"])
+def test_a_table_survives_the_round_trip(frame, tmp_path, name):
+    path = tmp_path / "deep" / name
+    tables.write_table(frame, path)
+    back = tables.read_table(path)
+    assert back.index.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    pd.testing.assert_frame_equal(back.reset_index(drop=True), frame)
+    assert os.listdir(path.parent) == [name]
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_without_a_path_it_is_csv_on_stdout(capsys):
+    tables.write_table(pd.DataFrame({"a": [0.1, 1 / 3], "b": ["x", "y"]}), None)
+    assert capsys.readouterr().out == "a,b\n0.1,x\n0.3333333333333333,y\n"
+
+
+def test_a_failed_write_leaves_the_old_table(frame, tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    tables.write_table(frame, path)
+    before = path.read_bytes()
+
+    def half(self, made, **_):
+        made.write_text("hal")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", half)
+    with pytest.raises(KeyboardInterrupt):
+        tables.write_table(frame, path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["t.csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty: a table needs a header and rows"),
+        ("a,b\n", "is empty: it has 2 columns and no rows"),
+        ("a,b,a\n1,2,3\n", "more than one column named 'a'"),
+        ("a;b\n1;2\n", "separated by ';', not commas"),
+        ("a\tb\n1\t2\n", "separated by tabs, not commas"),
+        ("a,b\n1,2\n3,4,5\n", "Expected 2 fields in line 3, saw 3"),
+        ("a,b\n1,2,3\n4,5,6\n", "more cells than its header"),
+        (b"a,b\n\xff,2\n", "not UTF-8"),
+    ],
+)
+def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=said) as error:
+        tables.read_table(path)
+    assert str(path) in str(error.value)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.csv"):
+        tables.read_table(tmp_path / "none.csv")
+    (tmp_path / "d.csv").mkdir()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        tables.read_table(tmp_path / "d.csv")
+    with pytest.raises(ValueError, match=r"must end in \.csv, .* or \.pq, got .*t\.xlsx"):
+        tables.read_table(tmp_path / "t.xlsx")
+    with pytest.raises(ValueError, match="must end in"):
+        tables.write_table(pd.DataFrame({"a": [1]}), tmp_path / "t.json")
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        tables.read_table(written(tmp_path, "a,b\n1,2\n", "t.parquet"))
+    with pytest.raises(ValueError, match="Not a gzipped file"):
+        tables.read_table(written(tmp_path, "a,b\n1,2\n", "t.csv.gz"))
+
+
+def test_without_pandas_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r'pandas: pip install "regard\[all\]"'):
+        tables.read_table(written(tmp_path, "a\n1\n"))
+
+
+def test_without_pyarrow_it_says_what_to_install(frame, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise ImportError("Missing optional dependency 'pyarrow'")
+
+    path = tmp_path / "t.parquet"
+    tables.write_table(frame, path)
+    monkeypatch.setattr(pd, "read_parquet", refuse)
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", refuse)
+    with pytest.raises(ImportError, match=r'pyarrow: pip install "regard\[all\]"'):
+        tables.read_table(path)
+    with pytest.raises(ImportError, match=r'pyarrow: pip install "regard\[all\]"'):
+        tables.write_table(frame, path)
+
+
+def test_row_numbers_that_pandas_wrote_are_left_out(tmp_path):
+    with pytest.warns(UserWarning, match="without a name are left out: number 1"):
+        frame = tables.read_table(written(tmp_path, ",a,b\n0,5,6\n1,7,8\n"))
+    assert frame.columns.tolist() == ["a", "b"]
+    assert frame["a"].tolist() == [5, 7]
+
+
+def test_columns_named_as_text_stay_text(tmp_path):
+    path = written(tmp_path, "code,n\n01,01\n2,2\n")
+    assert tables.read_table(path)["code"].tolist() == [1, 2]
+    assert tables.read_table(path, text=["code", "absent"])["code"].tolist() == ["01", "2"]
+    pd.DataFrame({"code": [1, None]}, dtype="Int64").to_parquet(tmp_path / "t.parquet")
+    read = tables.read_table(tmp_path / "t.parquet", text=["code"])["code"]
+    assert read.iloc[0] == "1"
+    assert pd.isna(read.iloc[1])
+
+
+def test_a_missing_cell_is_named_with_its_line(tmp_path):
+    # A blank line, and a cell of two lines: row 3 ends on line 6.
+    path = written(tmp_path, 'a,b\n1,x\n\n2,"y\nz"\n3,\n,w\n')
+    with pytest.raises(ValueError, match=r"column 'b', row 3 \(line 6 of .*table\.csv\), the first of 2") as error:
+        tables.check_complete(tables.read_table(path))
+    assert "--impute" in str(error.value)
+    # A frame of some of the rows and columns still knows where they were.
+    with pytest.raises(ValueError, match=r"column 'a', row 4 \(line 7 of .*\): mend it"):
+        tables.check_complete(tables.read_table(path).loc[[1, 4], ["a"]], "mend it")
+
+
+def test_a_missing_cell_of_parquet_is_named_by_its_row(tmp_path):
+    pd.DataFrame({"a": [1.0, 2.0], "b": ["x", None]}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"column 'b', row 2: "):
+        tables.check_complete(tables.read_table(tmp_path / "t.parquet"))
+    tables.check_complete(pd.DataFrame({"a": [1.0]}))
+
+
+def test_infinity_and_slips_are_named(tmp_path):
+    frame = tables.read_table(written(tmp_path, "a,b,c\n1,2,u\n2,-inf,v\n?,4,1\n5,6,w\n"))
+    with pytest.raises(ValueError, match=r"column 'b' is infinite in row 2 \(line 3"):
+        tables.check_finite(frame)
+    with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '\?' in row 3 \(line 4.*--categorical"):
+        tables.check_numbers(frame)
+    tables.check_numbers(frame[["b", "c"]])  # text with a number in it is text
+
+
+def test_a_missing_column_is_named_with_one_like_it(frame):
+    with pytest.raises(ValueError, match="no column 'gardens'; did you mean 'garden'"):
+        tables.pick(frame, ["area", "gardens"])
+    with pytest.raises(ValueError, match="no column 'xyzzy'; its columns are 'area', 'rooms', 'city', 'garden'"):
+        tables.column(frame, "xyzzy")
+
+
+def test_impute_fills_in_what_it_learned():
+    frame = pd.DataFrame(
+        {
+            "number": [1.0, 2.0, np.nan, 9.0],
+            "count": pd.array([1, None, 2, 2], dtype="Int64"),
+            "word": ["b", "a", "b", None],
+            "truth": pd.Series([True, None, True, False], dtype=object),
+            "grade": pd.Categorical(["lo", "hi", None, "hi"], ["lo", "hi"], ordered=True),
+        }
+    )
+    made, fill = tables.impute(frame)
+    assert fill == {"number": 2.0, "count": 2.0, "word": "b", "truth": True, "grade": "hi"}
+    assert json.loads(json.dumps(fill)) == fill
+    assert made["number"].tolist() == [1, 2, 2, 9]
+    assert made["count"].tolist() == [1, 2, 2, 2]
+    assert made["word"].tolist() == ["b", "a", "b", "b"]
+    assert made["truth"].tolist() == [True, True, True, False]
+    assert made["grade"].tolist() == ["lo", "hi", "hi", "hi"]
+    assert made["grade"].cat.ordered
+    assert frame["number"].isna().sum() == 1  # the user's own is untouched
+
+    again, same = tables.impute(pd.DataFrame({"word": ["c", None, "c"], "number": [7.0, 8.0, np.nan]}), fill)
+    assert again["word"].tolist() == ["c", "b", "c"]  # not the "c" that is most frequent here
+    assert again["number"].tolist() == [7, 8, 2]
+    assert same == fill
+
+
+def test_nothing_can_be_imputed_from_nothing():
+    with pytest.raises(ValueError, match="column 'a' has no value in any row"):
+        tables.impute(pd.DataFrame({"a": [np.nan, np.nan]}))
+
+
+def test_a_target_is_numbers_or_classes():
+    frame = pd.DataFrame({"n": [1, 2], "f": [0.5, 1], "t": ["a", "b"], "b": [True, False], "w": [1.0, np.nan]})
+    assert roles.target_of(frame, "n").dtype == float
+    assert roles.target_of(frame, "n", "classification").dtype == int
+    assert roles.target_of(frame, "t").tolist() == ["a", "b"]
+    assert roles.target_of(frame, "b").dtype == bool
+    with pytest.raises(ValueError, match=r"classes must be whole numbers, or text: the target 'f' holds 0\.5"):
+        roles.target_of(frame, "f", "classification")
+    with pytest.raises(ValueError, match="target 't' must hold numbers for --kind regression, got 'a'"):
+        roles.target_of(frame, "t", "regression")
+    with pytest.raises(ValueError, match="column 'w', row 1: a target cannot be imputed"):
+        roles.target_of(frame, "w")
+    with pytest.raises(ValueError, match="weight 't' must hold numbers"):
+        roles.weight_of(frame, "t")
+
+
+def test_features_have_the_order_that_was_given():
+    frame = pd.DataFrame({"size": ["M", "S", "L"], "grade": [3, 1, 2], "zip": [7, 7, 8], "y": [1.0, 2.0, 3.0]})
+    made = roles.features_of(frame, ["y"], ["zip"], {"size": ["S", "M", "L"], "grade": None})
+    assert made.columns.tolist() == ["size", "grade", "zip"]
+    assert made["size"].cat.categories.tolist() == ["S", "M", "L"]
+    assert made["grade"].cat.categories.tolist() == [1, 2, 3]
+    assert not made["zip"].cat.ordered
+    with pytest.raises(ValueError, match="column 'size' holds 'L', not among S, M"):
+        roles.features_of(frame, ["y"], [], {"size": ["S", "M"]})
+    with pytest.raises(ValueError, match="'y' is the target or the weight"):
+        roles.features_of(frame, ["y"], ["y"])
+    with pytest.raises(ValueError, match="no column to learn from"):
+        roles.features_of(frame[["y"]], ["y"])
+
+
+def test_a_schema_takes_new_tables_as_the_first_one(tmp_path):
+    known = schema.Schema("y", {"n": "number", "code": "code", "word": "text"}, {"n": 5.0, "code": 1, "word": "u"})
+    path = written(tmp_path, "word,extra,code,n\n01,9,2,\n,9,x,3\n")
+    rows = known.rows(tables.read_table(path, text=known.text))
+    assert rows.columns.tolist() == ["n", "code", "word"]
+    assert rows["word"].tolist() == ["01", "u"]
+    assert rows["code"].tolist() == [2, "x"]  # 2 is what it was in training; "x" is a stranger
+    assert rows["n"].tolist() == [5.0, 3.0]
+    with pytest.raises(ValueError, match=r"column 'n' must hold numbers, got 'two' in row 1 \(line 2"):
+        known.rows(tables.read_table(written(tmp_path, "word,code,n\na,1,two\n")))
+    with pytest.raises(ValueError, match="has no column 'code', 'word'"):
+        known.rows(pd.DataFrame({"n": [1.0]}))
+
+
+def test_kinds_come_from_the_values_of_categories():
+    values = {"t": ("a", "b"), "b": (False, True), "c": (1, 2), "m": (1, "x")}
+    assert schema.kinds_of(["n", *values], values) == {
+        "n": "number",
+        "t": "text",
+        "b": "truth",
+        "c": "code",
+        "m": "code",
+    }
+
+
+def fitted(shift=0.0):
+    x, y, _ = wave(7)
+    return NadarayaWatson(bandwidth=1.0).fit(x[:, None], y + shift)
+
+
+def test_a_model_and_its_schema_are_saved_together(tmp_path):
+    known = schema.Schema("Größe", {"n": "number"}, {"n": 0.5})
+    schema.save(fitted(), tmp_path / "deep" / "model", known)
+    assert schema.read_schema(tmp_path / "deep" / "model") == known
+    assert os.listdir(tmp_path / "deep") == ["model"]
+    fitted().save(tmp_path / "plain")
+    assert schema.read_schema(tmp_path / "plain") is None
+
+
+@pytest.mark.parametrize("moment", ["model", "schema", "swap"])
+def test_a_save_that_is_killed_keeps_the_old_model(tmp_path, monkeypatch, moment):
+    folder = tmp_path / "model"
+    old, new = schema.Schema("y", {"n": "number"}, {"n": 1.0}), schema.Schema("y", {"n": "number"}, {"n": 2.0})
+    schema.save(fitted(), folder, old)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = fitted(shift=5.0)
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    if moment == "model":
+        monkeypatch.setattr("regard.saving.save_file", die)
+    elif moment == "schema":
+        monkeypatch.setattr(schema, "asdict", die)
+    else:
+        replace = os.replace
+        monkeypatch.setattr(
+            schema.os, "replace", lambda a, b: die() if a.name == "new" and b == folder else replace(a, b)
+        )
+    with pytest.raises(KeyboardInterrupt):
+        schema.save(model, folder, new)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert os.listdir(tmp_path) == ["model"]
+    monkeypatch.undo()
+    schema.save(model, folder, new)
+    assert schema.read_schema(folder) == new
+
+
+def test_a_model_takes_no_place_of_something_else(tmp_path):
+    (tmp_path / "full").mkdir()
+    written(tmp_path / "full", "mine")
+    for place, said in (("full", "is not empty and holds no model"), ("full/table.csv", "is a file")):
+        with pytest.raises(FileExistsError, match=said):
+            schema.save(fitted(), tmp_path / place, schema.Schema("y", {}))
+    assert os.listdir(tmp_path / "full") == ["table.csv"]
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ('{"a": 1}', "is broken, or of another version")])
+def test_a_broken_schema_says_so(tmp_path, text, said):
+    with pytest.raises(ValueError, match=f"table.json {said}"):
+        schema.read_schema(written(tmp_path, text, "table.json").parent)
+
+
+def test_the_wave_is_that_of_the_sources():
+    x, y, truth = wave(n=20_000, noise=0.5, seed=3)
+    assert (np.diff(x) >= 0).all()
+    assert x[0] >= 0
+    assert x[-1] < 5
+    np.testing.assert_allclose(truth(x), 2 * np.sin(x) + x**0.8)
+    left = y - truth(x)
+    assert abs(left.mean()) < 0.02
+    assert abs(left.std() - 0.5) < 0.02
+    assert abs(np.corrcoef(left, x)[0, 1]) < 0.03
+    np.testing.assert_array_equal(wave(seed=3)[1], wave(seed=3)[1])
+    assert (wave(seed=3)[0] != wave(seed=4)[0]).all()
+    np.testing.assert_array_equal(wave(noise=0)[1], truth(wave(noise=0)[0]))
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        wave(n=0)
+    with pytest.raises(ValueError, match="noise must be a standard deviation, 0 or more, got -1"):
+        wave(noise=-1)
