@@ -62,7 +62,7 @@ PROGRESS = Console(stderr=True)
 
 
 def note(text: str) -> None:
-    PROGRESS.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False)
+    PROGRESS.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False, soft_wrap=True)
 
 
 class Split(NamedTuple):

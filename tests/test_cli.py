@@ -2,10 +2,11 @@
 
 import io
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -40,6 +41,11 @@ def typed(*words, **settings):
     """A verb, run in a process of its own."""
     command = [sys.executable, "-m", "regard.cli", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+
+
+def held(folder):
+    """The files of a folder."""
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def frame_of(result):
@@ -144,12 +150,11 @@ def test_a_category_never_seen_is_fine_if_it_has_no_order(here, houses):
 def test_codes_that_are_text_stay_text_in_a_table_of_numbers_alone(here, houses):
     y = np.where(houses["zone"] == 20, 100.0, houses["zone"])
     codes = houses["zone"].map({10: "A", 20: "1", 30: "01"})
-    frame = pd.DataFrame({"code": codes, "y": y})
+    frame = pd.DataFrame({"code": codes, "area": houses["area"], "y": y})
     frame[:100].to_csv("codes.csv", index=False)
     assert "column 'code' holds numbers, but 'A'" in refused("fit", "codes.csv", "--target", "y", "--out", "model")
-    words = ("--categorical", "code", "--bandwidth", "0.0,")
-    run("fit", "codes.csv", "--target", "y", "--out", "model", *words[:2])
-    frame[frame["code"] != "A"][["code"]].to_csv("numbers.csv", index=False)
+    run("fit", "codes.csv", "--target", "y", "--out", "model", "--categorical", "code")
+    frame[frame["code"] != "A"].to_csv("numbers.csv", index=False)
     told = frame_of(run("predict", "model", "numbers.csv"))["y"]
     expected = y[frame["code"] != "A"]
     assert (told[expected == 100] > 60).all()
@@ -195,10 +200,10 @@ def test_a_missing_cell_is_an_error_or_is_filled_in_as_in_training(here, houses)
     said = refused("fit", "holes.csv", "--target", "price", "--out", "model")
     assert "column 'area', row 5 (line 6 of holes.csv), the first of 3 missing cells" in said
     assert "--impute" in said
-    assert not os.path.exists("model")
+    assert not Path("model").exists()
 
     run("fit", "holes.csv", "--target", "price", "--out", "model", "--impute")
-    fill = json.loads(open("model/table.json").read())["fill"]
+    fill = json.loads(Path("model/table.json").read_text())["fill"]
     assert fill["area"] == houses["area"][:100].drop(4).median()
     assert fill["city"] == houses["city"][:100].drop(7).mode()[0]
     assert fill["garden"] is bool(houses["garden"][:100].drop(9).mode()[0])
@@ -245,7 +250,7 @@ def test_warnings_of_the_model_are_one_line_on_stderr(here):
     words = ("--kernel", "boxcar", "--bandwidth", "0.001", "--quiet")
     assert run("fit", "houses.csv", "--target", "price", "--out", "model", *words).output == ""
     said = run("predict", "model", "new.csv")
-    assert said.stderr.startswith("warning: 20 of 20 rows see no training row")
+    assert re.match(r"warning: \d+ of 20 rows see no training row", said.stderr)
     assert said.stderr.count("\n") == 1
     assert len(frame_of(said)) == 20
 
@@ -280,7 +285,7 @@ def test_progress_is_never_on_stdout(here, monkeypatch):
 )
 def test_a_mistake_is_one_clear_line(here, words, said):
     assert said in refused(*words, *(("--out", "model") if words[0] == "fit" else ()))
-    assert not os.path.exists("model")
+    assert not Path("model").exists()
 
 
 def test_new_tables_that_do_not_fit_are_refused(here, houses):
@@ -295,7 +300,7 @@ def test_new_tables_that_do_not_fit_are_refused(here, houses):
 
 def test_a_broken_model_says_so(here):
     run("fit", "houses.csv", "--target", "price", "--out", "model")
-    whole = {name: open(f"model/{name}", "rb").read() for name in os.listdir("model")}
+    whole = held("model")
     assert set(whole) == {"config.json", "model.safetensors", "table.json"}
     for name, half, said in (
         ("model.safetensors", whole["model.safetensors"][:99], "model/model.safetensors cannot be read"),
@@ -303,11 +308,9 @@ def test_a_broken_model_says_so(here):
         ("config.json", b'{"format": 1, "estimator": "NadarayaWatson"}', "'settings' is missing"),
         ("config.json", b'{"format": 99}', "has format 99"),
     ):
-        with open(f"model/{name}", "wb") as file:
-            file.write(half)
+        Path("model", name).write_bytes(half)
         assert said in refused("predict", "model", "new.csv")
-        with open(f"model/{name}", "wb") as file:
-            file.write(whole[name])
+        Path("model", name).write_bytes(whole[name])
     run("predict", "model", "new.csv")
 
 
@@ -326,7 +329,7 @@ def test_the_folder_is_refused_before_the_work(here, monkeypatch):
 
 
 def test_processes_talk_on_the_right_streams(here):
-    fitted = typed("fit", "houses.csv", "--target", "price", "--out", "model", "--bandwidth", "learn")
+    fitted = typed("fit", "houses.csv", "--target", "price", "--out", "model")
     assert (fitted.returncode, fitted.stdout) == (0, "")
     assert fitted.stderr == "NadarayaWatson on 100 rows and 5 columns → model\n"
     wrong = typed("predict", "model", "none.csv")
@@ -335,7 +338,7 @@ def test_processes_talk_on_the_right_streams(here):
 
 def test_a_killed_fit_keeps_the_old_model(here):
     run("fit", "houses.csv", "--target", "price", "--out", "model")
-    before = {name: open(f"model/{name}", "rb").read() for name in os.listdir("model")}
+    before = held("model")
     code = (
         "import os, signal, regard.saving as saving; from regard.cli import main;"
         "saving.save_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL); main()"
@@ -343,6 +346,6 @@ def test_a_killed_fit_keeps_the_old_model(here):
     words = ("fit", "houses.csv", "--target", "price", "--out", "model", "--bandwidth", "7")
     killed = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert {name: open(f"model/{name}", "rb").read() for name in os.listdir("model")} == before
+    assert held("model") == before
     run(*words)
-    assert open("model/config.json", "rb").read() != before["config.json"]
+    assert held("model")["config.json"] != before["config.json"]

@@ -132,6 +132,48 @@ def test_the_engine_of_attend(monkeypatch):
     assert regard.plan(query, key, value, score=score, engine="pairs").engine == "pairs"
 
 
+def test_attend_picks_it_for_many_pairs_and_no_gradient():
+    x = torch.linspace(0, 1, 2**14).unsqueeze(-1)
+    settings = {"score": scores.Gaussian(0.1)}
+    assert regard.plan(x, x, x, **settings).engine == "pairs"
+    assert regard.plan(*[x.repeat(8, 1)] * 3, **settings).engine == "gauss"
+    for other in (
+        [x[:-1], x, x],
+        [x.double()] * 3,
+        [x, x, x.repeat(1, 9)],
+        [x.clone().requires_grad_(), x, x],
+        [x.masked_fill(x == 1, torch.nan), x, x],
+    ):
+        assert regard.plan(*other, **settings).engine not in ("pairs", "gauss")
+    with torch.no_grad():
+        assert regard.plan(x.clone().requires_grad_(), x, x, **settings).engine == "pairs"
+
+
+@pytest.mark.parametrize("kernel", ["Gaussian", "Laplace", "Epanechnikov", "Tricube"])
+@pytest.mark.parametrize(("far", "bandwidth"), [(0.0, 1.0), (0.0, 0.1), (1000.0, 1.0)])
+def test_float32_is_at_most_twice_as_wrong_as_torch(kernel, far, bandwidth):
+    generator = torch.Generator().manual_seed(0)
+    query, key = ((torch.randn(n, 2, generator=generator) + far).double() for n in (300, 1000))
+    value = torch.randn(1000, 3, generator=generator).double()
+    width = bandwidth * (3 if kernel in ("Epanechnikov", "Tricube") else 1)
+    profile = {
+        "Gaussian": lambda u: -0.5 * u**2,
+        "Laplace": lambda u: -u,
+        "Epanechnikov": lambda u: torch.where(u < 1, torch.log1p(-(u.clamp(max=1) ** 2)), -torch.inf),
+        "Tricube": lambda u: torch.where(u < 1, 3 * torch.log1p(-(u.clamp(max=1) ** 3)), -torch.inf),
+    }[kernel]
+
+    def plain(dtype):
+        u = ((query.to(dtype)[:, None] - key.to(dtype)) / width).square().sum(-1).sqrt()
+        return profile(u).softmax(-1).nan_to_num(0.0).to(dtype) @ value.to(dtype)
+
+    ours = regard.attend(
+        *(x.float() for x in (query, key, value)), score=getattr(scores, kernel)(width), engine="pairs"
+    )
+    error, torchs = ((x.double() - plain(torch.float64)).square().mean().sqrt() for x in (ours, plain(torch.float32)))
+    assert error <= 2 * torchs
+
+
 def doubled(mask):
     if isinstance(mask, masks.Both):
         return masks.both(doubled(mask.first), doubled(mask.second))

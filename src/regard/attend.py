@@ -50,6 +50,8 @@ class Look(NamedTuple):
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream(), Pairs(), Gauss())}
 DENSE_LIMIT = 2**16
 """Numbers held by a matrix, and by its score while it computes, that count as few."""
+PAIRS_FROM, GAUSS_FROM, PAIRS_VALUES = 2**28, 2**33, 8
+"""Pairs from which loops made for kernels pay off, or a transform, and the columns of values they are good for."""
 LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
 
@@ -167,6 +169,11 @@ def choose(job: Job) -> Plan:
         return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
     if not job.pairs:
         return Plan("dense", "there is nothing to look at, or nobody to look")
+    if job.pairs >= PAIRS_FROM and job.query.dtype == torch.float32 and job.value.shape[-1] <= PAIRS_VALUES:
+        if job.pairs >= GAUSS_FROM and not ENGINES["gauss"].refuses(job):
+            return Plan("gauss", f"{job.pairs:,} pairs of a Gaussian in few dimensions: by Fourier transform")
+        if not ENGINES["pairs"].refuses(job):
+            return Plan("pairs", f"{job.pairs:,} pairs of a kernel, without gradients: in one fused pass")
     on_cpu = job.query.device.type == "cpu"
     if is_inner_product(job.score):
         if on_cpu and job.dropout:

@@ -157,12 +157,13 @@ P0, P1, P2 = np.float32(1.00000007165), np.float32(0.693146967037), np.float32(0
 P3, P4, P5 = np.float32(0.055507133185), np.float32(0.00967554121833), np.float32(0.00132764574456)
 ROUND = np.float32(1.5 * 2**23)
 """Added to a number, it leaves the nearest whole one in the low bits."""
-LEAST = np.float32(-126)
+LEAST = np.float32(-100)
+"""Below it, 2^x times a small value would be subnormal, where the CPU is slow."""
 
 
 @njit
 def power_of_two(x: Any) -> Any:
-    """2^x for x ≤ 0, to 2e-7; 1e-38 where it would be less."""
+    """2^x for x ≤ 0, to 2e-7; 8e-31 where it would be less."""
     y = where_below(x, splat(LEAST), splat(LEAST), x)
     rounded = y + splat(ROUND)
     f = y - (rounded - splat(ROUND))

@@ -12,9 +12,10 @@ Most pairs are done in float32, in coordinates about the queries' own centre, wh
 bandwidths keeps its digits. A query whose keys are all far is done in float64 and relative to the nearest,
 where nothing underflows; so are all of them where the tolerance asks for it, and all moments.
 
-The number of features and the kernel are constants of a closure, so that the compiler unrolls; closures over
-plain numbers are kept on disk, those over functions are not. Rows are cut out as slices, because an index
-that might be negative keeps a loop from being vectorised.
+The kernel, the number of features and the like are constants of the one closure, `make_pool`, and all else is
+compiled into it, so that the compiler unrolls and prunes. A closure over plain numbers is kept on disk; one over
+functions would be compiled anew by every process. Rows are cut out as slices, because an index that might be
+negative keeps a loop from being vectorised.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ from regard.engines.lanes import COUNT, add_to, load, power_of_two, root, splat,
 from regard.engines.loops import EXACT, SUM, exponential
 from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
 
-NARROW = 6.0
+NARROW = 10.0
 """How many bandwidths wide a block of queries may be for coordinates of one word."""
 UNROLLED = 8
 """Features up to which loops are compiled for their very number."""
@@ -102,94 +103,106 @@ def bound(kind: Any, box: Any, other: Any, slope: Any, jump: Any) -> Any:
     return log_weight64(kind, square) - penalty
 
 
-@njit(nogil=True, cache=True, fastmath=EXACT)
-def two_words(points: Any, here: Any, size: Any, centre: Any, scale: Any, words: Any) -> None:
-    """Coordinates about a centre, scaled, in float32, and behind them what they were rounded by."""
+@njit(fastmath=EXACT)
+def two_words(points: Any, here: Any, size: Any, centre: Any, scale: Any, words: Any, both: Any) -> None:
+    """Coordinates about a centre, scaled, in float32, and behind them, if asked for, what they were rounded by."""
     features = centre.shape[0]
     for feature in range(features):
         some, middle = points[feature][here : here + size], centre[feature]
         first, second = words[feature], words[features + feature]
         for j in range(size):
-            exact = (some[j] - middle) * scale
-            rounded = np.float32(exact)
-            first[j] = rounded
-            second[j] = np.float32(exact - rounded)
+            first[j] = np.float32((some[j] - middle) * scale)
+        if both:
+            for j in range(size):
+                second[j] = np.float32((some[j] - middle) * scale - first[j])
 
 
-def make_coarse(kind: int, features: int, coded: bool, wide: bool, plain: bool) -> Any:
-    """The float32 loop for one kernel and a number of features; 0 stands for any number.
+@njit(fastmath=EXACT, forceinline=True)
+def weight_at(
+    kind: Any, features: Any, coded: Any, wide: Any, query: Any, queries: Any, key: Any, codes: Any, i: Any, j: Any
+) -> Any:
+    """The weights of one key for sixteen queries, from i on."""
+    query_code, key_code, slope, jump = codes
+    square = splat(ZERO)
+    for feature in range(features):
+        apart = load(query, feature * queries + i) - splat(key[feature, j])
+        if wide:
+            apart = apart + (load(query, (features + feature) * queries + i) - splat(key[features + feature, j]))
+        square = square + apart * apart
+    weight = weight_of(kind, square)
+    if coded:
+        penalty = splat(ZERO)
+        for column in range(jump.shape[0]):
+            apart = load(query_code, column * queries + i) - splat(key_code[column, j])
+            apart = root(apart * apart)
+            fixed = where_below(splat(ZERO), apart, splat(jump[column]), splat(ZERO))
+            penalty = penalty + splat(slope[column]) * apart + fixed
+        weight = weight * power_of_two(splat(ZERO) - penalty)
+    return weight
 
-    wide    the points lie wide apart: their coordinates are of two words, and differences lose nothing
-    plain   all keys weigh 1, there is one column of values, and no query must leave a key out
+
+@njit(fastmath=EXACT, forceinline=True)
+def add_plain(
+    kind: Any, features: Any, coded: Any, wide: Any, query: Any, key: Any, codes: Any, value: Any, sums: Any
+) -> None:
+    """Add some keys to the sums of a block of queries, in float32: keys of weight 1, with one value each.
+
+    wide         the points lie wide apart: their coordinates are of two words, and differences lose nothing
+    query, key   coordinates of these, [2 · features · queries], a multiple of 16, and [2 · features, keys]
+    codes        of the queries [columns · queries] and of the keys, and slope and jump, in powers of two
+    value        [keys]
+    sums         [2, queries]: of the weights, and of the weights times the values
     """
+    size, queries = value.shape[0], sums.shape[1]
+    for i in range(0, queries, COUNT):
+        for start in range(0, size, RUN):
+            total, found = splat(ZERO), splat(ZERO)
+            for j in range(start, min(start + RUN, size)):
+                weight = weight_at(kind, features, coded, wide, query, queries, key, codes, i, j)
+                total = total + weight
+                found = found + weight * splat(value[j])
+            add_to(sums[0], i, total)
+            add_to(sums[1], i, found)
 
-    @njit(fastmath=EXACT)
-    def weight_at(
-        query: Any, queries: Any, key: Any, query_code: Any, key_code: Any, slope: Any, jump: Any, i: Any, j: Any
-    ) -> Any:
-        """Of sixteen queries, from i on, for one key."""
-        count = features if features else key.shape[0] // 2
-        square = splat(ZERO)
-        for feature in range(count):
-            apart = load(query, feature * queries + i) - splat(key[feature, j])
-            if wide:
-                apart = apart + (load(query, (count + feature) * queries + i) - splat(key[count + feature, j]))
-            square = square + apart * apart
-        weight = weight_of(kind, square)
-        if coded:
-            penalty = splat(ZERO)
-            for column in range(jump.shape[0]):
-                apart = load(query_code, column * queries + i) - splat(key_code[column, j])
-                apart = root(apart * apart)
-                fixed = where_below(splat(ZERO), apart, splat(jump[column]), splat(ZERO))
-                penalty = penalty + splat(slope[column]) * apart + fixed
-            weight = weight * power_of_two(splat(ZERO) - penalty)
-        return weight
 
-    @njit(nogil=True, cache=True, fastmath=EXACT)
-    def coarse(query: Any, key: Any, codes: Any, column: Any, skip: Any, tile: Any, sums: Any) -> None:
-        """Add some keys to the sums of a block of queries.
+@njit(fastmath=EXACT, forceinline=True)
+def add_any(
+    kind: Any,
+    features: Any,
+    coded: Any,
+    query: Any,
+    key: Any,
+    codes: Any,
+    column: Any,
+    skip: Any,
+    tile: Any,
+    sums: Any,
+) -> None:
+    """The same for keys of any weight, any number of values, and queries that must leave a key out.
 
-        query, key   coordinates of these, [2 · features · queries], a multiple of 16, and [2 · features, keys]
-        codes        of the queries [columns · queries] and of the keys, and slope and jump, in powers of two
-        column       [1 + values, keys]: weights of the keys, and the values times them
-        skip         [queries]: a key's place among these that the query must not see, or -1
-        tile         scratch for the weights of a run of keys
-        sums         [1 + values, queries]
-        """
-        query_code, key_code, slope, jump = codes
-        size, queries = column.shape[1], sums.shape[1]
-        for i in range(0, queries, COUNT):
-            for start in range(0, size, RUN):
-                end = min(start + RUN, size)
-                if plain:
-                    total, found = splat(ZERO), splat(ZERO)
-                    for j in range(start, end):
-                        weight = weight_at(query, queries, key, query_code, key_code, slope, jump, i, j)
-                        total = total + weight
-                        found = found + weight * splat(column[1, j])
-                    add_to(sums[0], i, total)
-                    add_to(sums[1], i, found)
-                    continue
+    column   [1 + values, keys]: weights of the keys, and the values times them
+    skip     [queries]: a key's place among these that the query must not see, or -1
+    tile     scratch for the weights of a run of keys
+    sums     [1 + values, queries]
+    """
+    size, queries = column.shape[1], sums.shape[1]
+    for i in range(0, queries, COUNT):
+        for start in range(0, size, RUN):
+            end = min(start + RUN, size)
+            for j in range(start, end):
+                weight = weight_at(kind, features, coded, True, query, queries, key, codes, i, j)
+                store(tile, (j - start) * COUNT, weight)
+            for place in range(COUNT):
+                if start <= skip[i + place] < end:
+                    tile[(skip[i + place] - start) * COUNT + place] = 0
+            for number in range(column.shape[0]):
+                total = splat(ZERO)
                 for j in range(start, end):
-                    store(
-                        tile,
-                        (j - start) * COUNT,
-                        weight_at(query, queries, key, query_code, key_code, slope, jump, i, j),
-                    )
-                for place in range(COUNT):
-                    if start <= skip[i + place] < end:
-                        tile[(skip[i + place] - start) * COUNT + place] = 0
-                for number in range(column.shape[0]):
-                    total = splat(ZERO)
-                    for j in range(start, end):
-                        total = total + load(tile, (j - start) * COUNT) * splat(column[number, j])
-                    add_to(sums[number], i, total)
-
-    return coarse
+                    total = total + load(tile, (j - start) * COUNT) * splat(column[number, j])
+                add_to(sums[number], i, total)
 
 
-@njit(nogil=True, fastmath=EXACT)
+@njit(fastmath=EXACT)
 def penalties(code: Any, others: Any, here: Any, size: Any, slope: Any, jump: Any, penalty: Any) -> None:
     """What differing codes take off the log weights of some keys."""
     for j in range(size):
@@ -201,124 +214,126 @@ def penalties(code: Any, others: Any, here: Any, size: Any, slope: Any, jump: An
             penalty[j] += slope[column] * apart + (jump[column] if apart > 0 else 0.0)
 
 
-def make_careful(kind: int, coded: bool, moments: bool) -> Any:
-    """One query in float64, relative to its nearest key; a kernel that ends needs no such care."""
+@njit(fastmath=EXACT, forceinline=True)
+def log_weights(
+    kind: Any, coded: Any, moments: Any, point: Any, code: Any, own: Any, known: Any, here: Any, size: Any, room: Any
+) -> None:
+    """Into room[0], or the weights themselves of a compact kernel; and the offsets of the keys into room[2:]."""
+    keys, codes, slope, jump = known
     compact = kind >= EPANECHNIKOV
-
-    @njit(nogil=True, fastmath=EXACT)
-    def log_weights(point: Any, code: Any, own: Any, known: Any, here: Any, size: Any, room: Any) -> None:
-        """Into room[0], or the weights themselves of a compact kernel; and the offsets of the keys into room[2:]."""
-        keys, codes, slope, jump = known
-        weight, penalty = room[0], room[1]
+    weight, penalty = room[0], room[1]
+    for j in range(size):
+        weight[j] = 0
+    for feature in range(point.shape[0]):
+        others, coordinate, offset = keys[feature][here : here + size], point[feature], room[2 + feature]
         for j in range(size):
-            weight[j] = 0
-        for feature in range(point.shape[0]):
-            others, coordinate, offset = keys[feature][here : here + size], point[feature], room[2 + feature]
-            for j in range(size):
-                apart = others[j] - coordinate
-                weight[j] += apart * apart
-                if moments:
-                    offset[j] = apart
+            apart = others[j] - coordinate
+            weight[j] += apart * apart
+            if moments:
+                offset[j] = apart
+    for j in range(size):
+        weight[j] = compact_weight(kind, weight[j]) if compact else log_weight64(kind, weight[j])
+    if coded:
+        penalties(code, codes, here, size, slope, jump, penalty)
         for j in range(size):
-            weight[j] = compact_weight(kind, weight[j]) if compact else log_weight64(kind, weight[j])
-        if coded:
-            penalties(code, codes, here, size, slope, jump, penalty)
-            for j in range(size):
-                if compact:
-                    weight[j] *= exponential(-penalty[j])
-                else:
-                    weight[j] -= penalty[j]
-        if 0 <= own - here < size:
-            weight[own - here] = 0 if compact else -np.inf
+            if compact:
+                weight[j] *= exponential(-penalty[j])
+            else:
+                weight[j] -= penalty[j]
+    if 0 <= own - here < size:
+        weight[own - here] = 0 if compact else -np.inf
 
-    @njit(nogil=True, fastmath=SUM)
-    def add(weight: Any, column: Any, room: Any, here: Any, size: Any, features: Any, sums: Any) -> None:
-        """Add some keys' weights, and their products with values and offsets, to the sums."""
-        place = 0
+
+@njit(fastmath=SUM, forceinline=True)
+def add(moments: Any, weight: Any, column: Any, room: Any, here: Any, size: Any, features: Any, sums: Any) -> None:
+    """Add some keys' weights, and their products with values and offsets, to the sums."""
+    place = 0
+    for number in range(column.shape[0]):
+        some, total = column[number][here : here + size], 0.0
+        for j in range(size):
+            total += weight[j] * some[j]
+        sums[place] += total
+        place += 1
+    if not moments:
+        return
+    product, mass = room[1], column[0][here : here + size]
+    for feature in range(features):
+        offset = room[2 + feature]
+        for j in range(size):
+            product[j] = weight[j] * offset[j]
         for number in range(column.shape[0]):
             some, total = column[number][here : here + size], 0.0
             for j in range(size):
-                total += weight[j] * some[j]
+                total += product[j] * some[j]
             sums[place] += total
             place += 1
-        if not moments:
-            return
-        product, mass = room[1], column[0][here : here + size]
-        for feature in range(features):
-            offset = room[2 + feature]
+        for other in range(feature + 1):
+            some, total = room[2 + other], 0.0
             for j in range(size):
-                product[j] = weight[j] * offset[j]
-            for number in range(column.shape[0]):
-                some, total = column[number][here : here + size], 0.0
-                for j in range(size):
-                    total += product[j] * some[j]
-                sums[place] += total
-                place += 1
-            for other in range(feature + 1):
-                some, total = room[2 + other], 0.0
-                for j in range(size):
-                    total += product[j] * mass[j] * some[j]
-                sums[place] += total
-                place += 1
+                total += product[j] * mass[j] * some[j]
+            sums[place] += total
+            place += 1
 
-    @njit(nogil=True, cache=True, fastmath=EXACT)
-    def careful(
-        point: Any,
-        code: Any,
-        own: Any,
-        known: Any,
-        tree: Any,
-        column: Any,
-        order: Any,
-        room: Any,
-        allowed: Any,
-        sums: Any,
-    ) -> Any:
-        """Fill the sums, relative to exp(what is returned): the log weight of the nearest key."""
-        _, _, slope, jump = known
-        starts, boxes, group_starts, group_boxes = tree
-        box = np.empty((2, boxes.shape[2]))
-        box[:, : point.shape[0]] = point
-        box[:, point.shape[0] :] = code
-        weight = room[0]
-        highest = 0.0 if compact else -np.inf
-        if not compact:
-            for group in order:
-                if bound(kind, box, group_boxes[group], slope, jump) <= highest:
-                    continue
-                for block in range(group_starts[group], group_starts[group + 1]):
-                    if bound(kind, box, boxes[block], slope, jump) <= highest:
-                        continue
-                    here, size = starts[block], starts[block + 1] - starts[block]
-                    log_weights(point, code, own, known, here, size, room)
-                    for j in range(size):
-                        highest = max(highest, weight[j])
-        sums[:] = 0
-        if highest == -np.inf:
-            return highest
+
+@njit(fastmath=EXACT, forceinline=True)
+def careful(
+    kind: Any,
+    coded: Any,
+    moments: Any,
+    point: Any,
+    code: Any,
+    own: Any,
+    known: Any,
+    tree: Any,
+    column: Any,
+    order: Any,
+    room: Any,
+    allowed: Any,
+    sums: Any,
+) -> Any:
+    """One query in float64: fill its sums, relative to exp(what is returned), the log weight of the nearest key.
+
+    A kernel that ends underflows nowhere, and needs no such care.
+    """
+    _, _, slope, jump = known
+    compact = kind >= EPANECHNIKOV
+    starts, boxes, group_starts, group_boxes = tree
+    box = np.empty((2, boxes.shape[2]))
+    box[:, : point.shape[0]] = point
+    box[:, point.shape[0] :] = code
+    weight = room[0]
+    highest = 0.0 if compact else -np.inf
+    if not compact:
         for group in order:
-            if np.exp(bound(kind, box, group_boxes[group], slope, jump) - highest) <= allowed * sums[0]:
+            if bound(kind, box, group_boxes[group], slope, jump) <= highest:
                 continue
             for block in range(group_starts[group], group_starts[group + 1]):
-                if np.exp(bound(kind, box, boxes[block], slope, jump) - highest) <= allowed * sums[0]:
+                if bound(kind, box, boxes[block], slope, jump) <= highest:
                     continue
                 here, size = starts[block], starts[block + 1] - starts[block]
-                log_weights(point, code, own, known, here, size, room)
-                if not compact:
-                    for j in range(size):
-                        weight[j] = exponential(min(0.0, weight[j] - highest))
-                add(weight, column, room, here, size, point.shape[0], sums)
+                log_weights(kind, coded, moments, point, code, own, known, here, size, room)
+                for j in range(size):
+                    highest = max(highest, weight[j])
+    sums[:] = 0
+    if highest == -np.inf:
         return highest
-
-    return careful
+    for group in order:
+        if np.exp(bound(kind, box, group_boxes[group], slope, jump) - highest) <= allowed * sums[0]:
+            continue
+        for block in range(group_starts[group], group_starts[group + 1]):
+            if np.exp(bound(kind, box, boxes[block], slope, jump) - highest) <= allowed * sums[0]:
+                continue
+            here, size = starts[block], starts[block + 1] - starts[block]
+            log_weights(kind, coded, moments, point, code, own, known, here, size, room)
+            if not compact:
+                for j in range(size):
+                    weight[j] = exponential(min(0.0, weight[j] - highest))
+            add(moments, weight, column, room, here, size, point.shape[0], sums)
+    return highest
 
 
 def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
     """The sums of some blocks of queries over all keys, for one kernel and a number of features (0: any)."""
-    narrow_sum, wide_sum, any_sum = (
-        make_coarse(kind, features, coded, wide, plain) for wide, plain in ((False, True), (True, True), (True, False))
-    )
-    careful = make_careful(kind, coded, moments)
     scale = unit(kind)
 
     @njit(nogil=True, cache=True, fastmath=EXACT)
@@ -356,6 +371,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
         starts, boxes, group_starts, group_boxes = tree
         groups = group_starts.shape[0] - 1
         dimensions, columns = queries.shape[0], query_codes.shape[0]
+        size_of = features if features else dimensions
         widest = np.max(starts[1:] - starts[:-1])
         reach = np.empty(groups)
         local, tile = np.empty((2 * dimensions, widest), np.float32), np.empty(RUN * COUNT, np.float32)
@@ -385,7 +401,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                     width = max(width, box[1, feature] - box[0, feature])
                 padded = -(-count // COUNT) * COUNT
                 some, skip = np.zeros((2 * dimensions, padded), np.float32), np.full(padded, -1)
-                two_words(queries, begin, count, centre, scale, some)
+                two_words(queries, begin, count, centre, scale, some, True)
                 codes = np.zeros((columns, padded), np.float32)
                 codes[:, :count] = query_codes[:, begin:end]
                 found = np.zeros((column.shape[0], padded))
@@ -397,7 +413,6 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                         if np.exp(bound(kind, box, boxes[block], slope, jump)) <= least:
                             continue
                         here, size = starts[block], starts[block + 1] - starts[block]
-                        two_words(keys, here, size, centre, scale, local)
                         if kind >= EPANECHNIKOV:
                             met += size
                         plain = column.shape[0] == 2 and not weighted
@@ -405,6 +420,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                             seat = own[begin + i] - here
                             skip[i] = seat if 0 <= seat < size else -1
                             plain = plain and skip[i] < 0
+                        two_words(keys, here, size, centre, scale, local, width > NARROW or not plain)
                         words = (
                             codes.reshape(-1),
                             key_codes[:, here : here + size].astype(np.float32),
@@ -412,18 +428,21 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                             jump32,
                         )
                         values = single[:, here : here + size]
+                        flat = some.reshape(-1)
                         if not plain:
-                            any_sum(some.reshape(-1), local, words, values, skip, tile, found)
+                            add_any(kind, size_of, coded, flat, local, words, values, skip, tile, found)
                         elif width <= NARROW:
-                            narrow_sum(some.reshape(-1), local, words, values, skip, tile, found)
+                            add_plain(kind, size_of, coded, False, flat, local, words, values[1], found)
                         else:
-                            wide_sum(some.reshape(-1), local, words, values, skip, tile, found)
+                            add_plain(kind, size_of, coded, True, flat, local, words, values[1], found)
                 for i in range(count):
                     for number in range(column.shape[0]):
                         sums[begin + i, number] = found[number, i]
             for i in range(begin, end):
                 if not sums[i, 0] >= trusted * met or met == 0:
                     point, code = queries[:, i].copy(), query_codes[:, i].copy()
-                    shift[i] = careful(point, code, own[i], known, tree, column, order, room, allowed, sums[i])
+                    shift[i] = careful(
+                        kind, coded, moments, point, code, own[i], known, tree, column, order, room, allowed, sums[i]
+                    )
 
     return pool
