@@ -203,7 +203,7 @@ def test_a_missing_cell_is_an_error_or_is_filled_in_as_in_training(here, houses)
     assert not Path("model").exists()
 
     run("fit", "holes.csv", "--target", "price", "--out", "model", "--impute")
-    fill = json.loads(Path("model/table.json").read_text())["fill"]
+    fill = json.loads(Path("model/config.json").read_text())["table"]["fill"]
     assert fill["area"] == houses["area"][:100].drop(4).median()
     assert fill["city"] == houses["city"][:100].drop(7).mode()[0]
     assert fill["garden"] is bool(houses["garden"][:100].drop(9).mode()[0])
@@ -301,11 +301,13 @@ def test_new_tables_that_do_not_fit_are_refused(here, houses):
 def test_a_broken_model_says_so(here):
     run("fit", "houses.csv", "--target", "price", "--out", "model")
     whole = held("model")
-    assert set(whole) == {"config.json", "model.safetensors", "table.json"}
+    assert set(whole) == {"config.json", "model.safetensors"}
     for name, half, said in (
         ("model.safetensors", whole["model.safetensors"][:99], "model/model.safetensors cannot be read"),
-        ("table.json", b"{", "model/table.json is not JSON"),
-        ("config.json", b'{"format": 1, "estimator": "NadarayaWatson"}', "'settings' is missing"),
+        ("config.json", b"{", "model/config.json is not JSON"),
+        ("config.json", whole["config.json"].replace(b"settings", b"lost"), "is broken, or of another version"),
+        ("config.json", whole["config.json"].replace(b'"kinds"', b'"lost"'), "tells of is broken"),
+        ("config.json", whole["config.json"].replace(b"model.safetensors", b"../x"), "names '../x' for its arrays"),
         ("config.json", b'{"format": 99}', "has format 99"),
     ):
         Path("model", name).write_bytes(half)

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard import NadarayaWatson
 from regard.data import roles, schema, tables
 from regard.data.curves import wave
 
@@ -267,62 +266,12 @@ def test_kinds_come_from_the_values_of_categories():
     }
 
 
-def fitted(shift=0.0):
-    x, y, _ = wave(7)
-    return NadarayaWatson(bandwidth=1.0).fit(x[:, None], y + shift)
-
-
-def test_a_model_and_its_schema_are_saved_together(tmp_path):
+def test_a_schema_goes_through_json_and_says_when_it_is_broken():
     known = schema.Schema("Größe", {"n": "number"}, {"n": 0.5})
-    schema.save(fitted(), tmp_path / "deep" / "model", known)
-    assert schema.read_schema(tmp_path / "deep" / "model") == known
-    assert os.listdir(tmp_path / "deep") == ["model"]
-    fitted().save(tmp_path / "plain")
-    assert schema.read_schema(tmp_path / "plain") is None
-
-
-@pytest.mark.parametrize("moment", ["model", "schema", "swap"])
-def test_a_save_that_is_killed_keeps_the_old_model(tmp_path, monkeypatch, moment):
-    folder = tmp_path / "model"
-    old, new = schema.Schema("y", {"n": "number"}, {"n": 1.0}), schema.Schema("y", {"n": "number"}, {"n": 2.0})
-    schema.save(fitted(), folder, old)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    model = fitted(shift=5.0)
-
-    def die(*_, **__):
-        raise KeyboardInterrupt
-
-    if moment == "model":
-        monkeypatch.setattr("regard.saving.save_file", die)
-    elif moment == "schema":
-        monkeypatch.setattr(schema, "asdict", die)
-    else:
-        replace = os.replace
-        monkeypatch.setattr(
-            schema.os, "replace", lambda a, b: die() if a.name == "new" and b == folder else replace(a, b)
-        )
-    with pytest.raises(KeyboardInterrupt):
-        schema.save(model, folder, new)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert os.listdir(tmp_path) == ["model"]
-    monkeypatch.undo()
-    schema.save(model, folder, new)
-    assert schema.read_schema(folder) == new
-
-
-def test_a_model_takes_no_place_of_something_else(tmp_path):
-    (tmp_path / "full").mkdir()
-    written(tmp_path / "full", "mine")
-    for place, said in (("full", "is not empty and holds no model"), ("full/table.csv", "is a file")):
-        with pytest.raises(FileExistsError, match=said):
-            schema.save(fitted(), tmp_path / place, schema.Schema("y", {}))
-    assert os.listdir(tmp_path / "full") == ["table.csv"]
-
-
-@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ('{"a": 1}', "is broken, or of another version")])
-def test_a_broken_schema_says_so(tmp_path, text, said):
-    with pytest.raises(ValueError, match=f"table.json {said}"):
-        schema.read_schema(written(tmp_path, text, "table.json").parent)
+    assert schema.from_json(json.loads(json.dumps(schema.as_json(known))), "model") == known
+    for told in ({"a": 1}, [], "text"):
+        with pytest.raises(ValueError, match="the table that model tells of is broken"):
+            schema.from_json(told, "model")
 
 
 def test_the_wave_is_that_of_the_sources():

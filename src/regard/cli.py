@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
+from regard import saving
 from regard.data import roles, tables
 from regard.data import schema as schemas
 
@@ -101,7 +102,7 @@ def fit(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
 ) -> None:
     """Learn from a table, and write a model folder."""
-    schemas.check_place(out)
+    saving.check_place(out)
     frame = tables.read_table(table)
     value = roles.target_of(frame, target, kind.value)
     count = None if weight is None else roles.weight_of(frame, weight)
@@ -119,7 +120,8 @@ def fit(
         "verbose": not quiet,
     }
     model = model_for(value, order, settings).fit(rows, value, sample_weight=count)
-    schemas.save(model, out, schema_of(model, fill))
+    config, arrays = model.state()
+    saving.write(out, {**config, "table": schemas.as_json(schema_of(model, fill))}, arrays)
     say(f"{type(model).__name__} on {counted(rows, 'row')} and {counted(rows.columns, 'column')} → {out}", quiet)
 
 
@@ -215,13 +217,12 @@ def orders_in(text: str) -> dict[str, list[str] | None]:
 
 def opened(folder: Path) -> tuple[Any, schemas.Schema]:
     """A model, and what it knows of its table."""
-    import regard
+    from regard.estimators import restored
 
-    try:
-        model = regard.load(folder)
-    except KeyError as error:
-        raise ValueError(f"{folder} holds a model that is broken, or of another version: {error} is missing") from None
-    return model, schemas.read_schema(folder) or schema_of(model, None)
+    config, arrays = saving.read(folder)
+    model = restored(folder, config, arrays)
+    table = config.get("table")  # a model that was saved from Python has none
+    return model, schema_of(model, None) if table is None else schemas.from_json(table, folder)
 
 
 def schema_of(model: Any, fill: dict[str, Any] | None) -> schemas.Schema:

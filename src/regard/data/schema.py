@@ -1,12 +1,8 @@
-"""What a model must know of the table it was fitted on: saved beside it, as `table.json`.
+"""What a model must know of the table it was fitted on: saved with it, as `table` in its `config.json`.
 
 With it, new tables are read, picked and filled in as the first one was, whatever order their columns have.
 """
 
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +15,6 @@ from regard.data.tables import check_complete, check_finite, impute, is_text, pa
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-SCHEMA = "table.json"
-MODEL = "config.json"
-"""What makes a folder a model."""
-
 
 @dataclass(frozen=True)
 class Schema:
@@ -34,7 +26,6 @@ class Schema:
     target: str
     kinds: dict[str, str]  # of the features, in their order
     fill: dict[str, Any] | None = None  # what missing cells are filled in with; None: they are an error
-    format: int = 1
 
     @property
     def text(self) -> list[str]:
@@ -75,46 +66,16 @@ def kind_of(values: Collection[Any]) -> str:
     return "truth" if all(isinstance(value, bool) for value in values) else "code"
 
 
-def check_place(folder: str | Path) -> None:
-    """A model may go where nothing is, or in the place of a model."""
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file; a model is a folder")
-    if folder.exists() and any(folder.iterdir()) and not (folder / MODEL).exists():
-        raise FileExistsError(f"{folder} is not empty and holds no model: choose another folder")
+def as_json(schema: Schema) -> dict[str, Any]:
+    """The schema as a model's `config.json` holds it."""
+    return asdict(schema)
 
 
-def save(model: Any, folder: str | Path, schema: Schema) -> Path:
-    """Save a model and its schema as one folder: a killed run leaves the old ones or the new, never one of each."""
-    check_place(folder)
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    made, old = room / "new", room / "old"
+def from_json(told: Any, folder: str | Path) -> Schema:
+    """The schema that `as_json` told of."""
     try:
-        model.save(made)
-        written = json.dumps(asdict(schema), indent=2, ensure_ascii=False, allow_nan=False)
-        (made / SCHEMA).write_text(written + "\n", encoding="utf-8")
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(made, folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
-        raise
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-    return folder
-
-
-def read_schema(folder: str | Path) -> Schema | None:
-    """The schema beside a model; None where there is none, as with a model that was saved from Python."""
-    path = Path(folder) / SCHEMA
-    if not path.exists():
-        return None
-    try:
-        return Schema(**json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        return Schema(**told)
     except TypeError:
-        raise ValueError(f"{path} is broken, or of another version of regard: fit the model again") from None
+        raise ValueError(
+            f"the table that {folder} tells of is broken, or of another version of regard: fit the model again"
+        ) from None

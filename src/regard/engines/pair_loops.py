@@ -104,6 +104,14 @@ def bound(kind: Any, box: Any, other: Any, slope: Any, jump: Any) -> Any:
 
 
 @njit(fastmath=EXACT)
+def from_nearest(place: Any, nearest: Any) -> Any:
+    """The group at a place in the order: the nearest first, whose weight says what can be passed over."""
+    if place == 0:
+        return nearest
+    return place - 1 if place <= nearest else place
+
+
+@njit(fastmath=EXACT)
 def two_words(points: Any, here: Any, size: Any, centre: Any, scale: Any, words: Any, both: Any) -> None:
     """Coordinates about a centre, scaled, in float32, and behind them, if asked for, what they were rounded by."""
     features = centre.shape[0]
@@ -286,7 +294,7 @@ def careful(
     known: Any,
     tree: Any,
     column: Any,
-    order: Any,
+    nearest: Any,
     room: Any,
     allowed: Any,
     sums: Any,
@@ -298,13 +306,18 @@ def careful(
     _, _, slope, jump = known
     compact = kind >= EPANECHNIKOV
     starts, boxes, group_starts, group_boxes = tree
+    groups = group_starts.shape[0] - 1
     box = np.empty((2, boxes.shape[2]))
-    box[:, : point.shape[0]] = point
-    box[:, point.shape[0] :] = code
+    for corner in range(2):
+        for feature in range(point.shape[0]):
+            box[corner, feature] = point[feature]
+        for column_of_code in range(code.shape[0]):
+            box[corner, point.shape[0] + column_of_code] = code[column_of_code]
     weight = room[0]
     highest = 0.0 if compact else -np.inf
     if not compact:
-        for group in order:
+        for place in range(groups):
+            group = from_nearest(place, nearest)
             if bound(kind, box, group_boxes[group], slope, jump) <= highest:
                 continue
             for block in range(group_starts[group], group_starts[group + 1]):
@@ -314,10 +327,12 @@ def careful(
                 log_weights(kind, coded, moments, point, code, own, known, here, size, room)
                 for j in range(size):
                     highest = max(highest, weight[j])
-    sums[:] = 0
+    for number in range(sums.shape[0]):
+        sums[number] = 0
     if highest == -np.inf:
         return highest
-    for group in order:
+    for place in range(groups):
+        group = from_nearest(place, nearest)
         if np.exp(bound(kind, box, group_boxes[group], slope, jump) - highest) <= allowed * sums[0]:
             continue
         for block in range(group_starts[group], group_starts[group + 1]):
@@ -372,23 +387,29 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
         groups = group_starts.shape[0] - 1
         dimensions, columns = queries.shape[0], query_codes.shape[0]
         size_of = features if features else dimensions
-        widest = np.max(starts[1:] - starts[:-1])
-        reach = np.empty(groups)
+        widest = 0
+        for block in range(starts.shape[0] - 1):
+            widest = max(widest, starts[block + 1] - starts[block])
         local, tile = np.empty((2 * dimensions, widest), np.float32), np.empty(RUN * COUNT, np.float32)
         room = np.empty((2 + dimensions, widest))
         box = np.empty((2, dimensions + columns))
-        slope32, jump32 = (slope * LOG2E).astype(np.float32), (jump * LOG2E).astype(np.float32)
+        slope32, jump32 = np.empty(columns, np.float32), np.empty(columns, np.float32)
+        for number in range(columns):
+            slope32[number], jump32[number] = slope[number] * LOG2E, jump[number] * LOG2E
+        local_codes = np.empty((columns, widest), np.float32)
         for query_block in range(first, last):
             begin, end = query_starts[query_block], query_starts[query_block + 1]
             count = end - begin
-            for feature in range(dimensions):
-                box[0, feature], box[1, feature] = queries[feature, begin:end].min(), queries[feature, begin:end].max()
-            for number in range(columns):
-                some = query_codes[number, begin:end]
-                box[0, dimensions + number], box[1, dimensions + number] = some.min(), some.max()
+            for number in range(dimensions + columns):
+                box[0, number], box[1, number] = np.inf, -np.inf
+                some = queries[number] if number < dimensions else query_codes[number - dimensions]
+                for i in range(begin, end):
+                    box[0, number], box[1, number] = min(box[0, number], some[i]), max(box[1, number], some[i])
+            nearest, highest = 0, -np.inf
             for group in range(groups):
-                reach[group] = -bound(kind, box, group_boxes[group], slope, jump)
-            order = np.argsort(reach)
+                reach = bound(kind, box, group_boxes[group], slope, jump)
+                if reach > highest:
+                    nearest, highest = group, reach
             for i in range(begin, end):
                 shift[i] = 0
                 sums[i, 0] = 0
@@ -400,15 +421,23 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                     centre[feature] = 0.5 * (box[0, feature] + box[1, feature])
                     width = max(width, box[1, feature] - box[0, feature])
                 padded = -(-count // COUNT) * COUNT
-                some, skip = np.zeros((2 * dimensions, padded), np.float32), np.full(padded, -1)
-                two_words(queries, begin, count, centre, scale, some, True)
+                words, skip = np.zeros((2 * dimensions, padded), np.float32), np.empty(padded, np.int64)
+                two_words(queries, begin, count, centre, scale, words, True)
                 codes = np.zeros((columns, padded), np.float32)
-                codes[:, :count] = query_codes[:, begin:end]
+                for number in range(columns):
+                    for i in range(count):
+                        codes[number, i] = query_codes[number, begin + i]
+                for i in range(padded):
+                    skip[i] = -1
+                flat, flat_codes = words.reshape(-1), codes.reshape(-1)
                 found = np.zeros((column.shape[0], padded))
-                for group in order:
-                    least = allowed * found[0, :count].min()
-                    if np.exp(-reach[group]) <= least:
-                        break
+                for place in range(groups):
+                    group = from_nearest(place, nearest)
+                    least = np.inf
+                    for i in range(count):
+                        least = min(least, allowed * found[0, i])
+                    if np.exp(bound(kind, box, group_boxes[group], slope, jump)) <= least:
+                        continue
                     for block in range(group_starts[group], group_starts[group + 1]):
                         if np.exp(bound(kind, box, boxes[block], slope, jump)) <= least:
                             continue
@@ -421,20 +450,17 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                             skip[i] = seat if 0 <= seat < size else -1
                             plain = plain and skip[i] < 0
                         two_words(keys, here, size, centre, scale, local, width > NARROW or not plain)
-                        words = (
-                            codes.reshape(-1),
-                            key_codes[:, here : here + size].astype(np.float32),
-                            slope32,
-                            jump32,
-                        )
+                        for number in range(columns):
+                            for j in range(size):
+                                local_codes[number, j] = key_codes[number, here + j]
+                        both_codes = (flat_codes, local_codes, slope32, jump32)
                         values = single[:, here : here + size]
-                        flat = some.reshape(-1)
                         if not plain:
-                            add_any(kind, size_of, coded, flat, local, words, values, skip, tile, found)
+                            add_any(kind, size_of, coded, flat, local, both_codes, values, skip, tile, found)
                         elif width <= NARROW:
-                            add_plain(kind, size_of, coded, False, flat, local, words, values[1], found)
+                            add_plain(kind, size_of, coded, False, flat, local, both_codes, values[1], found)
                         else:
-                            add_plain(kind, size_of, coded, True, flat, local, words, values[1], found)
+                            add_plain(kind, size_of, coded, True, flat, local, both_codes, values[1], found)
                 for i in range(count):
                     for number in range(column.shape[0]):
                         sums[begin + i, number] = found[number, i]
@@ -442,7 +468,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                 if not sums[i, 0] >= trusted * met or met == 0:
                     point, code = queries[:, i].copy(), query_codes[:, i].copy()
                     shift[i] = careful(
-                        kind, coded, moments, point, code, own[i], known, tree, column, order, room, allowed, sums[i]
+                        kind, coded, moments, point, code, own[i], known, tree, column, nearest, room, allowed, sums[i]
                     )
 
     return pool

@@ -73,9 +73,12 @@ def check_tolerance(tolerance: float) -> None:
         raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
 
 
-def pool(points: Points, tolerance: float = 1e-6) -> Pooled:
-    """Weighted means of the values, `[queries, values]`, and log weights `[queries]`."""
-    sums, shift, centre = summed(points, tolerance, moments=False)
+def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Pooled:
+    """Weighted means of the values, `[queries, values]`, and log weights `[queries]`.
+
+    Without `skip`, no pair is passed over, however far: to measure what a pair costs.
+    """
+    sums, shift, centre = summed(points, tolerance, moments=False, skip=skip)
     mean, log_weight = normalised(sums, shift)
     return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, mean + centre), log_weight)
 
@@ -106,7 +109,7 @@ def normalised(sums: Array, shift: Array) -> tuple[Array, Array]:
     return sums[:, 1:] / total[:, None], np.where(seen, shift + np.log(total), -math.inf)
 
 
-def summed(points: Points, tolerance: float, *, moments: bool) -> tuple[Array, Array, Array]:
+def summed(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Array, Array, Array]:
     """Sums of the weights and of their products, what they are relative to, and what the values are centred by."""
     query, key = points.query, points.key
     features, values = query.shape[1], points.value.shape[1]
@@ -131,8 +134,9 @@ def summed(points: Points, tolerance: float, *, moments: bool) -> tuple[Array, A
         went[key_order] = np.arange(len(key))
         own = np.where(points.own < 0, -1, went[points.own])[query_order]
     deviation = points.value - centre
-    single, allowed = precision(deviation, tolerance)
     mass = np.ones(len(key)) if points.weight is None else points.weight
+    single, share = precision(deviation, tolerance)
+    allowed = share / float(mass.sum()) if skip else -1.0
     column = np.hstack([mass[:, None], deviation * mass[:, None]])[key_order].T.copy()
     keys, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
     asked = query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own
@@ -143,7 +147,7 @@ def summed(points: Points, tolerance: float, *, moments: bool) -> tuple[Array, A
     if points.weight is not None and points.kind not in (GAUSSIAN, LAPLACE):
         trusted = math.inf
     column32 = column.astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
-    setting = column, column32, trusted, allowed / float(mass.sum()), points.weight is not None
+    setting = column, column32, trusted, allowed, points.weight is not None
     blocks = len(query_starts) - 1
     size = max(1, -(-blocks // 128))
     found, relative = np.zeros_like(sums), np.zeros_like(shift)

@@ -14,7 +14,14 @@ SAVED: dict[str, Any] = {kind.__name__: kind for kind in (NadarayaWatson, Nadara
 
 def load(folder: str | Path) -> Any:
     """The model that was saved to a folder."""
-    config, arrays = read(folder)
+    return restored(folder, *read(folder))
+
+
+def restored(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    """The model that was read from a folder."""
     if config.get("estimator") not in SAVED:
         raise ValueError(f"{folder} holds a model of unknown kind, {config.get('estimator')!r}")
-    return SAVED[config["estimator"]].from_state(config, arrays)
+    try:
+        return SAVED[config["estimator"]].from_state(config, arrays)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} holds a model that is broken, or of another version of regard: {error}") from None

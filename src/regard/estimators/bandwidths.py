@@ -22,7 +22,7 @@ from scipy import optimize
 
 from regard.engines.points import Array, Pooled
 from regard.estimators.columns import spread_of
-from regard.estimators.smoother import SPREAD, Smoother, line, width_of
+from regard.estimators.smoother import Smoother, line, width_of
 from regard.progress import ProgressBar
 
 RULES = ("scott", "silverman")
@@ -33,10 +33,13 @@ NARROWEST, WIDEST = -8.0, 14.0
 """Powers of 2 that a single feature's factor may reach: the widest makes it count for nothing."""
 FAINTEST = -40.0
 """The least for the odds of λ: there, other categories are not seen."""
-SPREADS = (1e-2, SPREAD, 1e-10)
-"""How far apart, in bandwidths squared, rows must lie for a line through them to be believed."""
-PAIRS = 4e9
-"""Pairs in one trial of a search; of more rows, as many as that allows are left out in turn, drawn at random."""
+SPREADS = (1e-2, 1e-6, 1e-10)
+"""Ridges on the slopes of lines, of which the best is taken."""
+COARSE = 20_000
+"""Rows from which on every other point of the grid is left out."""
+PAIRS, PAIRS_APART = 1e9, 2.5e8
+"""Pairs in one trial of a search, for one factor and for many; of more rows, as many as that allows are left out
+in turn, drawn at random."""
 
 
 class Searched(NamedTuple):
@@ -76,11 +79,13 @@ def search_with(smoother: Smoother, criterion: str, metric: str, seed: int, prog
         raise ValueError(
             f"bandwidth={criterion!r} leaves rows out in turn and needs two, got n_samples={count}: give a number"
         )
-    rows = trial_rows(smoother, seed) if criterion == "cv" else np.arange(count)
-    judge = left_out_error if criterion == "cv" else corrected_aic
     apart = metric == "diagonal" and columns > 1
     strengths = len(smoother.blur)
-    budget = len(GRID) + 12 + (60 * (columns * apart + strengths) if apart or strengths else 0)
+    most = PAIRS_APART if apart or strengths else PAIRS
+    rows = trial_rows(smoother, most, seed) if criterion == "cv" else np.arange(count)
+    judge = left_out_error if criterion == "cv" else corrected_aic
+    grid = GRID if count < COARSE else GRID[::2]
+    budget = len(grid) + 12 + (60 * (columns * apart + strengths) if apart or strengths else 0)
     with ProgressBar(f"searching the bandwidth by {criterion}", budget, shown=progress) as bar:
         trials = 0
 
@@ -91,7 +96,7 @@ def search_with(smoother: Smoother, criterion: str, metric: str, seed: int, prog
             bar.note(done=min(trials, budget - 1), loss=value)
             return value if math.isfinite(value) else math.inf
 
-        best = one_factor(trial, columns, strengths)
+        best = one_factor(trial, grid, columns, strengths)
         if apart or strengths:
             best = many_factors(trial, best, columns, strengths, apart)
     return Searched(widened(smoother, best), judge(widened(smoother, best), rows))
@@ -105,16 +110,16 @@ def widened(smoother: Smoother, factors: Array) -> Smoother:
     return replace(smoother, bandwidth=smoother.bandwidth * factor, blur=most_blur(smoother) * odds / (1 + odds))
 
 
-def one_factor(trial: Callable[[Array], float], columns: int, strengths: int) -> Array:
+def one_factor(trial: Callable[[Array], float], grid: Array, columns: int, strengths: int) -> Array:
     """The best factor for all features together: on a grid, for the criterion has many dips, then around its best."""
 
     def along(exponent: float) -> float:
         return trial(np.append(np.full(columns, exponent), np.zeros(strengths)))
 
-    values = [along(exponent) for exponent in GRID]
-    middle = float(GRID[int(np.argmin(values))])
+    values = [along(exponent) for exponent in grid]
+    middle, step = float(grid[int(np.argmin(values))]), float(grid[1] - grid[0])
     found = optimize.minimize_scalar(
-        along, bounds=(middle - 0.5, middle + 0.5), method="bounded", options={"maxiter": 12, "xatol": 0.005}
+        along, bounds=(middle - step, middle + step), method="bounded", options={"maxiter": 12, "xatol": 0.005}
     )
     exponent = float(found.x) if found.fun <= min(values) else middle
     return np.append(np.full(columns, exponent), np.zeros(strengths))
@@ -137,10 +142,10 @@ def many_factors(trial: Callable[[Array], float], start: Array, columns: int, st
     return spread(found.x) if found.fun <= trial(start) else start
 
 
-def trial_rows(smoother: Smoother, seed: int) -> Array:
+def trial_rows(smoother: Smoother, pairs: float, seed: int) -> Array:
     """The rows that are left out in turn: all, where that is not too long."""
     count = len(smoother.number)
-    most = max(512, int(PAIRS / count))
+    most = max(512, int(pairs / count))
     if count <= most or smoother.plan(smoother.number, smoother.code).engine == "gauss":
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))

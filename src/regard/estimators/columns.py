@@ -195,7 +195,7 @@ def scale_of(x: Any, weight: Any, how: str | None) -> Scale:
     if how not in (None, *SCALES):
         raise ValueError(f"scale must be one of 'rank', 'standard' or None, got {how!r}")
     still = np.zeros(x.shape[1]), np.ones(x.shape[1])
-    if how is None:
+    if how is None or not x.shape[1]:
         return Scale(*still)
     if how == "standard":
         return Scale(np.average(x, axis=0, weights=weight), spread_of(x, weight))
@@ -218,6 +218,8 @@ def weighted_quantile(column: Any, weight: Any, ranks: Any) -> Any:
 
 def spread_of(x: Any, weight: Any) -> Any:
     """Standard deviations of the columns; 1 for one that is constant, which tells nothing in any unit."""
+    if not x.shape[1]:
+        return np.ones(0)
     centre = np.average(x, axis=0, weights=weight)
     spread = np.sqrt(np.average(np.square(x - centre), axis=0, weights=weight))
     return np.where((spread > 0) & (np.ptp(x, axis=0) > 0), spread, 1.0)

@@ -266,10 +266,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 f" {size / 2**30:.1f} GiB, above the limit of 2 GiB: ask for top=8, or for fewer rows at a time"
             )
         index, weight, rest = largest(smoother, number, code, count if top is None else min(int(top), count))
-        queries = getattr(X, "index", None)
-        queries = None if callable(queries) else queries
         rows = np.where(index < 0, -1, self.kept_[index])
-        return Evidence(rows, weight, rest, self.evidence_table(), self.labels_, queries)
+        return Evidence(rows, weight, rest, self.evidence_table(), self.labels_, labels_of(X))
 
     def evidence_table(self) -> dict[str, Array]:
         """Targets and features of the training rows, as the user wrote them."""
@@ -280,6 +278,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             label = name if hasattr(self, "feature_names_in_") else f"x{place}"
             if category:
                 column = np.array(category.values, dtype=object)[column.astype(int)]
+            elif (column == np.rint(column)).all() and np.abs(column).max(initial=0) < 2**53:
+                column = column.astype(int)  # 4 rooms, not 4.0
             table[label if label not in table else f"{label}_"] = column
         return table
 
@@ -308,13 +308,14 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 str(place): {"values": list(category.values), "ordered": category.ordered}
                 for place, category in self.columns_.categories.items()
             },
-            "labels": None if self.labels_ is None else [jsonable(label) for label in self.labels_],
+            "labels": None if self.labels_ is None or numeric(self.labels_) else [jsonable(x) for x in self.labels_],
             "target": self.target_state(),
         }
         arrays = {"X": self.X_, "value": smoother.value, "kept": self.kept_}
         arrays |= {"bandwidth": smoother.bandwidth, "blur": smoother.blur, "spread": np.array(smoother.spread)}
         arrays |= {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
         optional = {"weight": smoother.weight, "scale.quantiles": self.scale_.quantiles, "target": self.target_array()}
+        optional["labels"] = self.labels_ if self.labels_ is not None and numeric(self.labels_) else None
         return config, arrays | {name: array for name, array in optional.items() if array is not None}
 
     @classmethod
@@ -329,7 +330,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         model.n_features_in_ = len(model.columns_.names)
         if config["named"]:
             model.feature_names_in_ = np.array(config["columns"], dtype=object)
-        model.labels_ = config["labels"]
+        labels = arrays.get("labels", config["labels"])
+        model.labels_ = None if labels is None else np.asarray(labels)
         model.X_, model.kept_, model.history_ = arrays["X"], arrays["kept"], ()
         model.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"], arrays.get("scale.quantiles"))
         number, code = model.parts(model.X_[model.kept_])
@@ -363,8 +365,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def see(self, X: Any) -> Any:  # noqa: N803
         """Learn which columns are categories, and give the table with their codes."""
         self.columns_ = seen_in(X, self.categorical, self.ordered)
-        index = getattr(X, "index", None)
-        self.labels_ = None if index is None or callable(index) else np.asarray(index)
+        self.labels_ = labels_of(X)
         return self.columns_.encode(X)
 
 
@@ -560,6 +561,20 @@ def target_names(y: Any) -> list[str] | None:
         return [str(name) for name in y.columns]
     name = getattr(y, "name", None)
     return None if name is None else [str(name)]
+
+
+def labels_of(X: Any) -> Array | None:  # noqa: N803
+    """The names of a frame's rows, if they are more than their numbers from 0."""
+    index = getattr(X, "index", None)
+    if index is None or callable(index):
+        return None
+    labels = np.asarray(index)
+    return None if numeric(labels) and np.array_equal(labels, np.arange(len(labels))) else labels
+
+
+def numeric(labels: Array) -> bool:
+    """Whether labels can be kept as an array of numbers."""
+    return labels.dtype.kind in "iuf"
 
 
 def jsonable(value: Any) -> Any:

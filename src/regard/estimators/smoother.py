@@ -41,8 +41,8 @@ KERNELS: dict[str, type[Kernel]] = {
     "boxcar": Boxcar,
     "tricube": Tricube,
 }
-SPREAD = 1e-6
-"""Along a direction in which the rows seen spread by less than √SPREAD bandwidths, a line's slope is not believed."""
+SPREAD = 1e-8
+"""A ridge on the slopes: where the rows seen spread by less than √SPREAD bandwidths, there is no slope to be had."""
 SHARP = 1e8
 """So many times its units, a Laplace kernel sees the nearest row only."""
 FARTHEST = 1e100
@@ -263,8 +263,9 @@ def line(found: Moments, spread: float = SPREAD, outputs: int | None = None) -> 
     covariance = found.square - found.offset[:, :, None] * found.offset[:, None, :]
     shared = found.product - found.offset[:, :, None] * found.mean[:, None, :]
     root, axes = np.linalg.eigh(covariance)
-    # 1/λ where there is spread enough, falling to 0 where there is none.
-    root = np.where(root > spread, 1 / np.maximum(root, spread), np.maximum(root, 0.0) / spread**2)
+    # Of offsets far larger than their spread, the covariance keeps rounding errors only.
+    noise = 1e-12 * np.einsum("mdd->m", found.square)[:, None]
+    root = 1 / (np.maximum(root, 0.0) + spread + noise)
     inverse = (axes * root[:, None, :]) @ axes.transpose(0, 2, 1)
     slope = inverse @ shared  # [m, d, c]
     level = found.mean - np.einsum("md,mdc->mc", found.offset, slope)

@@ -1,0 +1,100 @@
+"""Folders: what is written is read, a killed run leaves one whole model, and what is broken says so."""
+
+import os
+
+import numpy as np
+import pytest
+
+from regard import NadarayaWatson, load, saving
+from regard.data.curves import wave
+
+
+def model(shift=0.0):
+    x, y, _ = wave(7)
+    return NadarayaWatson(bandwidth=1.0).fit(x[:, None], y + shift)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_is_written_is_read(tmp_path):
+    arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.array([1, 2])}
+    folder = saving.write(tmp_path / "deep" / "model", {"name": "Größe"}, arrays)
+    config, found = saving.read(folder)
+    assert config["name"] == "Größe"
+    assert (found["a"] == arrays["a"]).all()
+    assert (found["b"] == arrays["b"]).all()
+    assert os.listdir(tmp_path / "deep") == ["model"]
+    assert set(files(folder)) == {"config.json", "model.safetensors"}
+
+
+def test_a_model_takes_the_place_of_another_and_again(tmp_path):
+    for shift in (0.0, 5.0, -3.0):
+        model(shift).save(tmp_path / "model")
+        assert load(tmp_path / "model").predict([[1.0]]) == model(shift).predict([[1.0]])
+        assert len(files(tmp_path / "model")) == 2
+
+
+@pytest.mark.parametrize("moment", ["arrays", "config", "rename"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_save_that_is_killed_leaves_one_whole_model_or_none(tmp_path, monkeypatch, moment, before):
+    if before:
+        model().save(tmp_path / "model")
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    replace = os.replace
+    if moment == "arrays":
+        monkeypatch.setattr(saving, "save_file", die)
+    elif moment == "config":
+        monkeypatch.setattr(saving.json, "dumps", die)
+    else:
+        target = "config.json" if before else "model"
+        monkeypatch.setattr(saving.os, "replace", lambda a, b: die() if b.name == target else replace(a, b))
+    with pytest.raises(KeyboardInterrupt):
+        model(5.0).save(tmp_path / "model")
+    monkeypatch.undo()
+    if before:
+        assert load(tmp_path / "model").predict([[1.0]]) == model().predict([[1.0]])
+    else:
+        assert os.listdir(tmp_path) == []
+    model(5.0).save(tmp_path / "model")
+    assert load(tmp_path / "model").predict([[1.0]]) == model(5.0).predict([[1.0]])
+
+
+def test_a_model_takes_no_place_of_something_else(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    for place, said in (("full", "is not empty and holds no model"), ("full/mine.txt", "is a file")):
+        with pytest.raises(FileExistsError, match=said):
+            model().save(tmp_path / place)
+    assert os.listdir(tmp_path / "full") == ["mine.txt"]
+    (tmp_path / "empty").mkdir()
+    assert load(model().save(tmp_path / "empty")).predict([[1.0]])
+
+
+def test_what_is_broken_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"no config\.json in it"):
+        load(tmp_path)
+    folder = model().save(tmp_path / "model")
+    whole = files(folder)
+    for name, text, said in (
+        ("config.json", b"{", "is not JSON"),
+        ("config.json", b"[]", "has format None"),
+        ("config.json", b'{"format": 9}', "has format 9; this version of regard reads format 1"),
+        ("config.json", whole["config.json"].replace(b"NadarayaWatson", b"Oracle"), "of unknown kind, 'Oracle'"),
+        ("config.json", whole["config.json"].replace(b"settings", b"lost"), "is broken, or of another version"),
+        ("config.json", whole["config.json"].replace(b"model.safe", b"../x.safe"), "names '../x.safetensors'"),
+        ("model.safetensors", b"junk", "cannot be read"),
+    ):
+        (folder / name).write_bytes(text)
+        with pytest.raises(ValueError, match=said):
+            load(folder)
+        (folder / name).write_bytes(whole[name])
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(folder)
