@@ -5,7 +5,7 @@ READY := .venv/.ready
 .PHONY: demo test check bench format clean
 
 demo: $(READY)  ## every system on a small case, and a picture to look at
-	$(BIN)/python examples/weights.py
+	$(BIN)/python examples/kernel_regression.py tour/kernel_regression.png
 
 test: $(READY)  ## the whole suite
 	$(BIN)/python -m pytest
@@ -16,8 +16,9 @@ check: $(READY)  ## format, lint, types, who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)  ## side by side with the peers
+bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on real tables
 	$(BIN)/python -m benchmarks.attend
+	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -16,9 +16,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", (ROOT / "README.
 
 
 def test_the_readme_has_code_with_its_result():
-    assert len(BLOCKS) == 1
-    code = [line for line in BLOCKS[0][0].splitlines() if line and not line.startswith(("import", "from"))]
-    assert len(code) <= 12
+    assert len(BLOCKS) == 2
+    for block, _ in BLOCKS:
+        assert len([line for line in block.splitlines() if line and not line.startswith(("import", "from"))]) <= 12
 
 
 @pytest.mark.parametrize(("code", "printed"), BLOCKS)
@@ -36,11 +36,21 @@ def test_links_in_the_documents_lead_somewhere():
 
 
 def test_the_example_learns_and_draws(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "deep" / "weights.png"
-    monkeypatch.setattr(sys, "argv", ["weights.py", "--out", str(out)])
-    runpy.run_path(str(ROOT / "examples" / "weights.py"), run_name="__main__")
-    errors = [float(error) for error in re.findall(r"true curve ([\d.]+)", capsys.readouterr().out)]
+    out = tmp_path / "deep" / "kernel_regression.png"
+    monkeypatch.setattr(sys, "argv", ["kernel_regression.py", str(out)])
+    runpy.run_path(str(ROOT / "examples" / "kernel_regression.py"), run_name="__main__")
+    errors = [float(error) for error in re.findall(r"true curve: ([\d.]+)", capsys.readouterr().out)]
+    assert len(errors) == 3
     assert errors == sorted(errors, reverse=True)  # average, nonparametric, learned
     assert errors[2] < 0.3
     image = torch.tensor(matplotlib.image.imread(out))
     assert image.std() > 0.1
+
+
+@pytest.mark.parametrize("page", ["tables"])
+def test_the_code_in_the_documents_runs(page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    assert blocks
+    with contextlib.redirect_stdout(io.StringIO()):
+        for code in blocks:
+            exec(compile(code, f"{page}.md", "exec"), {})

@@ -1,9 +1,9 @@
 """Sixteen float32 numbers at once, for loops in Numba that the compiler does not vectorise well by itself.
 
 `Lanes` is a vector of LLVM's: one register of AVX-512, two of AVX2. `load` and `store` them, fill them with
-one number by `splat`, use + - * between them, and `power_of_two`, `root`, `where_below`; `add_to` adds them
-to float64 sums. A sum kept in lanes needs no reduction at the end of a loop, which for short loops is most
-of what the compiler's own vectors cost.
+one number by `splat` or `splat_from`, use + - * between them, and `power_of_two`, `root`, `where_below`;
+`add_to` adds them to float64 sums. A sum kept in lanes needs no reduction at the end of a loop, which for short
+loops is most of what the compiler's own vectors cost.
 """
 
 import operator
@@ -79,6 +79,17 @@ def store(typing: Any, array: Any, index: Any, some: Any) -> Any:
 def splat(typing: Any, number: Any) -> Any:
     """One float32 in every lane."""
     return lanes(types.float32), lambda _, builder, __, arguments: repeated(builder, arguments[0], FLOATS)
+
+
+@intrinsic
+def splat_from(typing: Any, array: Any, index: Any) -> Any:
+    """One number of a contiguous float32 array in every lane: read as it is spread, without a check of the index."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = element(context, builder, signature.args[0], arguments[0], arguments[1])
+        return repeated(builder, builder.load(address, typ=ir.FloatType()), FLOATS)
+
+    return lanes(array, types.intp), code
 
 
 @intrinsic

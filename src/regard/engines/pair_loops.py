@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regard.engines.lanes import COUNT, add_to, load, power_of_two, root, splat, store, where_below
+from regard.engines.lanes import COUNT, add_to, load, power_of_two, root, splat, splat_from, store, where_below
 from regard.engines.loops import EXACT, SUM, exponential
 from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
 
@@ -44,9 +44,9 @@ def unit(kind: int) -> float:
 
 @njit
 def weight_of(kind: Any, square: Any) -> Any:
-    """The kernel of a squared distance; `kind` is constant where this is compiled into a loop."""
+    """The kernel of a squared distance, of minus that for a Gaussian; `kind` is constant once this is compiled in."""
     if kind == GAUSSIAN:
-        return power_of_two(splat(ZERO) - square)
+        return power_of_two(square)
     if kind == LAPLACE:
         return power_of_two(splat(ZERO) - root(square))
     if kind == BOXCAR:
@@ -127,21 +127,32 @@ def two_words(points: Any, here: Any, size: Any, centre: Any, scale: Any, words:
 
 @njit(fastmath=EXACT, forceinline=True)
 def weight_at(
-    kind: Any, features: Any, coded: Any, wide: Any, query: Any, queries: Any, key: Any, codes: Any, i: Any, j: Any
+    kind: Any,
+    features: Any,
+    coded: Any,
+    wide: Any,
+    query: Any,
+    queries: Any,
+    key: Any,
+    keys: Any,
+    codes: Any,
+    i: Any,
+    j: Any,
 ) -> Any:
     """The weights of one key for sixteen queries, from i on."""
-    query_code, key_code, slope, jump = codes
     square = splat(ZERO)
     for feature in range(features):
-        apart = load(query, feature * queries + i) - splat(key[feature, j])
+        apart = load(query, feature * queries + i) - splat_from(key, feature * keys + j)
         if wide:
-            apart = apart + (load(query, (features + feature) * queries + i) - splat(key[features + feature, j]))
-        square = square + apart * apart
+            rest = features + feature
+            apart = apart + (load(query, rest * queries + i) - splat_from(key, rest * keys + j))
+        square = square - apart * apart if kind == GAUSSIAN else square + apart * apart
     weight = weight_of(kind, square)
     if coded:
+        query_code, key_code, slope, jump = codes
         penalty = splat(ZERO)
         for column in range(jump.shape[0]):
-            apart = load(query_code, column * queries + i) - splat(key_code[column, j])
+            apart = load(query_code, column * queries + i) - splat_from(key_code, column * keys + j)
             apart = root(apart * apart)
             fixed = where_below(splat(ZERO), apart, splat(jump[column]), splat(ZERO))
             penalty = penalty + splat(slope[column]) * apart + fixed
@@ -151,12 +162,13 @@ def weight_at(
 
 @njit(fastmath=EXACT, forceinline=True)
 def add_plain(
-    kind: Any, features: Any, coded: Any, wide: Any, query: Any, key: Any, codes: Any, value: Any, sums: Any
+    kind: Any, features: Any, coded: Any, wide: Any, query: Any, key: Any, keys: Any, codes: Any, value: Any, sums: Any
 ) -> None:
     """Add some keys to the sums of a block of queries, in float32: keys of weight 1, with one value each.
 
     wide         the points lie wide apart: their coordinates are of two words, and differences lose nothing
-    query, key   coordinates of these, [2 · features · queries], a multiple of 16, and [2 · features, keys]
+    query, key   coordinates of these, [2 · features · queries], a multiple of 16, and [2 · features · keys]
+    keys         the room for keys, of which these are the first
     codes        of the queries [columns · queries] and of the keys, and slope and jump, in powers of two
     value        [keys]
     sums         [2, queries]: of the weights, and of the weights times the values
@@ -166,9 +178,9 @@ def add_plain(
         for start in range(0, size, RUN):
             total, found = splat(ZERO), splat(ZERO)
             for j in range(start, min(start + RUN, size)):
-                weight = weight_at(kind, features, coded, wide, query, queries, key, codes, i, j)
+                weight = weight_at(kind, features, coded, wide, query, queries, key, keys, codes, i, j)
                 total = total + weight
-                found = found + weight * splat(value[j])
+                found = found + weight * splat_from(value, j)
             add_to(sums[0], i, total)
             add_to(sums[1], i, found)
 
@@ -180,6 +192,7 @@ def add_any(
     coded: Any,
     query: Any,
     key: Any,
+    keys: Any,
     codes: Any,
     column: Any,
     skip: Any,
@@ -198,7 +211,7 @@ def add_any(
         for start in range(0, size, RUN):
             end = min(start + RUN, size)
             for j in range(start, end):
-                weight = weight_at(kind, features, coded, True, query, queries, key, codes, i, j)
+                weight = weight_at(kind, features, coded, True, query, queries, key, keys, codes, i, j)
                 store(tile, (j - start) * COUNT, weight)
             for place in range(COUNT):
                 if start <= skip[i + place] < end:
@@ -397,6 +410,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
         for number in range(columns):
             slope32[number], jump32[number] = slope[number] * LOG2E, jump[number] * LOG2E
         local_codes = np.empty((columns, widest), np.float32)
+        flat_local, flat_local_codes = local.reshape(-1), local_codes.reshape(-1)
         for query_block in range(first, last):
             begin, end = query_starts[query_block], query_starts[query_block + 1]
             count = end - begin
@@ -453,14 +467,20 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                         for number in range(columns):
                             for j in range(size):
                                 local_codes[number, j] = key_codes[number, here + j]
-                        both_codes = (flat_codes, local_codes, slope32, jump32)
+                        both_codes = (flat_codes, flat_local_codes, slope32, jump32)
                         values = single[:, here : here + size]
                         if not plain:
-                            add_any(kind, size_of, coded, flat, local, both_codes, values, skip, tile, found)
+                            add_any(
+                                kind, size_of, coded, flat, flat_local, widest, both_codes, values, skip, tile, found
+                            )
                         elif width <= NARROW:
-                            add_plain(kind, size_of, coded, False, flat, local, both_codes, values[1], found)
+                            add_plain(
+                                kind, size_of, coded, False, flat, flat_local, widest, both_codes, values[1], found
+                            )
                         else:
-                            add_plain(kind, size_of, coded, True, flat, local, both_codes, values[1], found)
+                            add_plain(
+                                kind, size_of, coded, True, flat, flat_local, widest, both_codes, values[1], found
+                            )
                 for i in range(count):
                     for number in range(column.shape[0]):
                         sums[begin + i, number] = found[number, i]
