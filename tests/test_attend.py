@@ -105,7 +105,7 @@ def test_sizes_that_differ_are_refused_by_products(score):
 
 
 def test_an_engine_that_cannot_says_which_can():
-    check_refused("engine must be one of dense, flash, stream, got 'turbo'", engine="turbo")
+    check_refused("engine must be one of dense, flash, stream, pairs, gauss, got 'turbo'", engine="turbo")
     laplace = scores.Laplace(1.0)
     check_refused(
         "flash needs a score that is an inner product (has as_dot), got Laplace(", score=laplace, engine="flash"

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
@@ -223,7 +224,7 @@ def test_evidence_by_a_tree_is_the_same(monkeypatch):
         model = NadarayaWatson(0.7, kernel=kernel).fit(x, y)
         direct = model.evidence(x[:50] * 1.2, top=6)
         with monkeypatch.context() as patch:
-            patch.setattr("regard.estimators.kernel.TREE_FROM", 0)
+            patch.setattr("regard.estimators.rows.TREE_FROM", 0)
             tree = model.evidence(x[:50] * 1.2, top=6)
         assert_allclose(tree.weight, direct.weight, atol=1e-9)
         assert_allclose(tree.rest, direct.rest, atol=1e-9)
@@ -417,6 +418,9 @@ def test_a_constant_column_and_one_row():
         ({"bandwidth": -1}, "bandwidth must be positive"),
         ({"bandwidth": [1.0, 2.0]}, "one for each of 3 columns, got 2"),
         ({"bandwidth": np.zeros((3, 3))}, "must be invertible"),
+        ({"bandwidth": np.eye(2)}, r"must be \[3, 3\]"),
+        ({"bandwidth": {"a": 1}}, "bandwidth must be a number"),
+        ({"ordered": "grade"}, "ordered must be a list"),
         ({"bandwidth": "best"}, "one of scott, silverman, cv, aicc, learn, got 'best'"),
         ({"bandwidth": "cv", "metric": "full"}, "bandwidth='learn'"),
         ({"kernel": "round"}, "kernel must be one of gaussian"),
@@ -514,3 +518,117 @@ def test_widths_and_masses_are_those_of_the_kernels():
         kind = smoothing.KINDS[smoothing.KERNELS[name]]
         assert math.exp(smoothing.log_mass(kind, 1)) == pytest.approx(weight.sum() * 1e-4, rel=1e-3)
         assert smoothing.width_of(name, 1) == pytest.approx(np.sqrt(np.average(u**2, weights=weight)), rel=1e-3)
+
+
+def test_evidence_makes_the_prediction_of_blind_rows_too(monkeypatch):
+    frame = pd.DataFrame({"x": [0.0, 5.0, 50.0, 50.0], "g": list("abaa")})
+    model = NadarayaWatson([1.0, 0.3], kernel="epanechnikov").fit(frame, [1.0, 2.0, 3.0, 5.0])
+    query = pd.DataFrame({"x": [2.9, 40.0], "g": ["a", "a"]})
+    with pytest.warns(UserWarning, match="2 of 2 rows"):
+        assert_allclose(model.predict(query), [1.0, 4.0])
+    found = model.evidence(query, top=2)
+    assert_allclose((found.weight * np.array([1.0, 2.0, 3.0, 5.0])[found.index]).sum(axis=1), [1.0, 4.0])
+    model = NadarayaWatson(1.0, kernel="boxcar").fit(frame[["x"]], [1.0, 2.0, 3.0, 5.0])
+    monkeypatch.setattr("regard.estimators.rows.TREE_FROM", 0)
+    found = model.evidence(query[["x"]], top=2)
+    assert found.weight.tolist() == [[1.0, 0.0], [0.5, 0.5]]
+    nothing = NadarayaWatson(kernel=lambda q, k: torch.full((len(q), len(k)), -math.inf).double())
+    with pytest.warns(UserWarning, match="by the average of all"):
+        assert_allclose(nothing.fit(frame[["x"]], [1.0, 2.0, 3.0, 5.0]).predict(query[["x"]]), 2.75)
+
+
+@pytest.mark.parametrize("bandwidth", ["aicc", "cv", "scott", "learn"])
+@pytest.mark.parametrize("scale", [None, "rank"])
+def test_only_the_proportions_of_weights_count_unless_they_count_rows(bandwidth, scale):
+    x, y = table()
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(x))
+    first, second = (
+        NadarayaWatson(bandwidth, scale=scale).fit(x, y, weight * factor).bandwidth_ for factor in (1.0, 1e-3)
+    )
+    assert_allclose(first, second, rtol=1e-3)
+    assert NadarayaWatson("aicc").fit(x, y, weight).predict(x) != pytest.approx(y, abs=1e-3)
+
+
+def test_too_few_rows_for_aicc_say_so():
+    x, y = table(rows=3)
+    for metric in ("scalar", "diagonal"):
+        with pytest.raises(ValueError, match="found no bandwidth to judge among 3 rows"):
+            NadarayaWatson("aicc", metric=metric).fit(x, y)
+
+
+def test_what_was_learned_is_what_is_reported_and_saved(tmp_path):
+    x, y = table(rows=120, columns=2)
+    both = np.stack([y, 1000 * y], axis=1)
+    model = NadarayaWatson("learn", metric="full", random_state=0).fit(x, both)
+    turned = x @ np.linalg.inv(model.bandwidth_).T
+    left_out = slowly("gaussian", turned, both, turned, 1.0, own=np.arange(len(x)))
+    assert model.criterion_ == pytest.approx(np.mean((both - left_out) ** 2), rel=1e-6)
+    assert regard.load(model.save(tmp_path / "model")).criterion_ == model.criterion_
+    assert model.set_params(bandwidth=1.0).fit(x, y).criterion_ is None
+
+
+def test_a_model_does_not_change_with_the_callers_arrays(tmp_path):
+    x, y = table()
+    model = NadarayaWatson(0.5).fit(x, y)
+    before = model.predict(x)
+    evidence = model.evidence(x[:3]).to_frame()
+    query = x.copy()
+    x[:], y[:] = 0, 0
+    assert (model.predict(query) == before).all()
+    pd.testing.assert_frame_equal(model.evidence(query[:3]).to_frame(), evidence)
+    assert (regard.load(model.save(tmp_path / "model")).predict(query) == before).all()
+
+
+def test_columns_of_any_name_and_rows_of_any_label(tmp_path):
+    y = np.arange(6.0)
+    cells = {0: np.arange(6.0), 1: list("ababab"), True: np.arange(6) % 2 == 0}
+    model = NadarayaWatson([0.5, 0.1, 0.1]).fit(pd.DataFrame(cells), y)
+    assert_allclose(model.predict(pd.DataFrame(cells)), y, atol=0.5)
+    for index in (
+        pd.date_range("2026-01-01", periods=6),
+        pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]]),
+        pd.period_range("2026-01", periods=6, freq="M"),
+        ["x"] * 6,
+    ):
+        frame = pd.DataFrame({"x": np.arange(6.0)}, index=index)
+        model = NadarayaWatson(0.5, random_state=np.random.RandomState(0)).fit(frame, y)
+        again = regard.load(model.save(tmp_path / "model"))
+        pd.testing.assert_frame_equal(again.evidence(frame).to_frame(), model.evidence(frame).to_frame())
+
+
+def test_a_tiny_matrix_and_a_lopsided_one():
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(30, 2)), np.arange(30.0)
+    assert_allclose(NadarayaWatson(np.eye(2) * 1e-160).fit(x, y).predict(x + 1e-6), y)
+    lopsided = np.diag([1e-9, 1e9])
+    assert_allclose(NadarayaWatson(lopsided).fit(x, y).predict(x), y)
+    scored = NadarayaWatson(np.diag([1.0, 2.0]), kernel=regard.scores.Gaussian()).fit(x, y)
+    assert_allclose(scored.predict(x), NadarayaWatson([1.0, 2.0]).fit(x, y).predict(x))
+
+
+def test_missing_values_are_found_wherever_they_hide():
+    x, y = table()
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        NadarayaWatson().fit([[1.0], [2.0], [3.0]], np.array([1.0, None, 2.0], dtype=object))
+    with pytest.raises(ValueError, match="got NaN or"):
+        NadarayaWatson(kernel=lambda q, k: torch.full((len(q), len(k)), math.nan).double()).fit(x, y).predict(x)
+    with pytest.raises(ValueError, match="categorical column '1', row 2"):
+        NadarayaWatson(1.0, categorical=[1]).fit(np.array([[1.0, 1], [2.0, 2], [3.0, np.nan]]), [0.0, 1, 2])
+    with pytest.raises(ValueError, match="column 'b' must hold numbers, got 'u'"):
+        NadarayaWatson(categorical=None).fit(pd.DataFrame({"a": [1.0, 2.0], "b": ["u", "v"]}), [0.0, 1.0])
+    for early in (lambda model: model.plan(x), lambda model: model.bandwidth_):
+        with pytest.raises(NotFittedError):
+            early(NadarayaWatson())
+
+
+def test_one_number_is_lambda_where_there_are_only_categories():
+    frame = pd.DataFrame({"a": list("abc") * 20})
+    assert NadarayaWatson(0.3).fit(frame, np.arange(60.0)).bandwidth_ == 0.3
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        NadarayaWatson(0.9).fit(frame, np.arange(60.0))
+
+
+def test_columns_of_any_size_can_be_learned_from():
+    x, y = table(rows=100)
+    model = NadarayaWatson("learn", metric="diagonal").fit(x * [1e60, 1.0, 1e-60], y)
+    assert model.score(x * [1e60, 1.0, 1e-60], y) > 0.7

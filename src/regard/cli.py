@@ -40,7 +40,7 @@ class PlainGroup(typer.core.TyperGroup):
                 return super().invoke(ctx)
             except BrokenPipeError:
                 raise  # the reader has seen enough, as with `| head`: typer leaves quietly
-            except (ValueError, OSError, ImportError) as error:
+            except (ValueError, OSError, ImportError, FloatingPointError) as error:
                 say(f"error: {error}")
                 raise typer.Exit(1) from None
 
@@ -292,10 +292,13 @@ def facts(model: Any, schema: schemas.Schema) -> dict[str, Any]:
         "metric": settings["metric"],
         "scale": settings["scale"] or "none",
         "bandwidth": f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given",
+        "criterion": "" if model.criterion_ is None else f"{model.criterion_:.6g}",
         "missing": "an error" if schema.fill is None else "imputed",
     }
     told |= {"columns": len(schema.kinds)}
     widths = model.bandwidth_
+    if widths.ndim == 2:
+        told["bandwidth"] += f", a matrix {widths.shape[0]} × {widths.shape[1]}"
     for place, (name, kind) in enumerate(schema.kinds.items()):
         width = f"{'bandwidth' if kind == 'number' else 'λ'} {widths[place]:.4g}" if widths.ndim == 1 else ""
         fill = "" if schema.fill is None else f"missing: {schema.fill[name]}"

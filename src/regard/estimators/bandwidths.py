@@ -21,7 +21,7 @@ import numpy as np
 from scipy import optimize
 
 from regard.engines.points import Array, Pooled
-from regard.estimators.columns import spread_of
+from regard.estimators.columns import counted, spread_of
 from regard.estimators.smoother import Smoother, line, width_of
 from regard.progress import ProgressBar
 
@@ -52,7 +52,7 @@ class Searched(NamedTuple):
 def by_rule(smoother: Smoother, rule: str) -> Smoother:
     """The rule's bandwidths."""
     number, weight = smoother.number, smoother.weight
-    count = len(number) if weight is None else weight.sum()
+    count = counted(weight, len(number))
     features = max(1, number.shape[1])
     effective = count * (features + 2) / 4 if rule == "silverman" else count
     shrink = max(1.0, effective) ** (-1 / (features + 4))
@@ -61,7 +61,7 @@ def by_rule(smoother: Smoother, rule: str) -> Smoother:
 
 
 def most_blur(smoother: Smoother) -> Array:
-    """The largest λ: there, an unordered column says nothing."""
+    """The largest λ: there, an unordered column says nothing, and an ordered one as little as it can."""
     return np.where(smoother.ordered, 1.0, (smoother.levels - 1) / np.maximum(1, smoother.levels))
 
 
@@ -77,7 +77,7 @@ def search_with(smoother: Smoother, criterion: str, metric: str, seed: int, prog
     count, columns = smoother.number.shape
     if count < 2:
         raise ValueError(
-            f"bandwidth={criterion!r} leaves rows out in turn and needs two, got n_samples={count}: give a number"
+            f"bandwidth={criterion!r} needs two rows to compare bandwidths by, got n_samples={count}: give a number"
         )
     apart = metric == "diagonal" and columns > 1
     strengths = len(smoother.blur)
@@ -94,9 +94,15 @@ def search_with(smoother: Smoother, criterion: str, metric: str, seed: int, prog
             trials += 1
             value = judge(widened(smoother, factors), rows)
             bar.note(done=min(trials, budget - 1), loss=value)
-            return value if math.isfinite(value) else math.inf
+            return math.inf if math.isnan(value) else value
 
         best = one_factor(trial, grid, columns, strengths)
+        if not math.isfinite(trial(best)):
+            raise ValueError(
+                f"bandwidth={criterion!r} found no bandwidth to judge among {count} rows: AICc needs more rows than the"
+                " fit has degrees of freedom, and targets must not be so large that their squares overflow;"
+                " give a number"
+            )
         if apart or strengths:
             best = many_factors(trial, best, columns, strengths, apart)
     return Searched(widened(smoother, best), judge(widened(smoother, best), rows))
@@ -152,11 +158,14 @@ def trial_rows(smoother: Smoother, pairs: float, seed: int) -> Array:
 
 
 def left_out_error(smoother: Smoother, rows: Array) -> float:
-    """The mean squared error of rows that are predicted from the others, over all outputs."""
+    """The mean squared error of rows that are predicted from the others, over all outputs.
+
+    A row that sees no other counts as predicted by the average: by the nearest, a kernel too narrow would look good.
+    """
     value = smoother.value[rows]
     mean, log_weight = left_out(smoother, rows)
     centre = np.average(smoother.value, axis=0, weights=smoother.weight)
-    mean = np.where((log_weight == -math.inf)[:, None], centre, mean)  # who sees nobody knows the average only
+    mean = np.where((log_weight == -math.inf)[:, None], centre, mean)
     error = np.square(value - mean).mean(axis=1)
     return float(np.average(error, weights=None if smoother.weight is None else smoother.weight[rows]))
 
@@ -179,12 +188,12 @@ def corrected_aic(smoother: Smoother, rows: Array) -> float:
     else:
         found = smoother.moments(number, code, smoother.value)
         mean = line(found, smoother.spread).level
-    weight = smoother.weight
-    count = len(number) if weight is None else float(weight.sum())
-    leverage = smoother.leverage(number, code, found)
-    trace = float(leverage.sum())
+    count = len(number)
+    weight = np.ones(count) if smoother.weight is None else smoother.weight * (count / smoother.weight.sum())
+    trace = float(smoother.leverage(number, code, found).sum())
     if count - trace - 2 <= 0:
         return math.inf
     variance = np.average(np.square(smoother.value - mean), axis=0, weights=weight)
-    with np.errstate(divide="ignore"):
-        return float(np.log(variance).mean() + (1 + trace / count) / (1 - (trace + 2) / count))
+    least = 1e-20 * np.square(smoother.value - smoother.value.mean(axis=0)).mean(axis=0)
+    variance = np.maximum(variance, np.maximum(least, 1e-300))  # a perfect fit is as good as it gets
+    return float(np.log(variance).mean() + (1 + trace / count) / (1 - (trace + 2) / count))

@@ -4,18 +4,17 @@ Numbers stay as they are, or are scaled to standard deviations, or to normal sco
 codes; what they count for is the kernel's affair (`regard.kernels.Mixed`).
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 SCALES = ("rank", "standard")
 QUANTILES = 1000
 """Points at which the ranks of a column are kept."""
-EDGE = 1e-7
-"""The least and the greatest rank are this far from 0 and 1: 5.2 standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,6 @@ class Category:
 
     values: tuple[Any, ...]
     ordered: bool
-
-    @property
-    def most(self) -> float:
-        """The largest λ, at which the column says nothing: (c - 1)/c unordered, 1 ordered."""
-        return 1.0 if self.ordered else (len(self.values) - 1) / max(1, len(self.values))
 
 
 @dataclass(frozen=True)
@@ -49,9 +43,11 @@ class Columns:
     def encode(self, X: Any) -> Any:  # noqa: N803
         """The table with categories as codes; a frame stays one, so that its names can be checked."""
         check_missing(X)
+        frame = hasattr(X, "columns")
+        if frame:
+            self.check_numbers(X)
         if not self.categories:
             return X
-        frame = hasattr(X, "columns")
         if not frame and np.asarray(X).ndim != 2:
             return X  # scikit-learn's own message is better
         encoded: Any = X.copy() if frame else np.array(X, dtype=object)
@@ -61,10 +57,20 @@ class Columns:
             column = X.iloc[:, place] if frame else encoded[:, place]
             codes = coded(column, category, self.names[place])
             if frame:
-                encoded = encoded.assign(**{X.columns[place]: codes})
+                encoded.isetitem(place, codes)
             else:
                 encoded[:, place] = codes
         return encoded
+
+    def check_numbers(self, X: Any) -> None:  # noqa: N803
+        """A column of text that is no category is an error that names it."""
+        for place in range(min(len(self.names), X.shape[1])):
+            column = X.iloc[:, place]
+            if place not in self.categories and is_category(column) and not is_truth(column):
+                raise ValueError(
+                    f"column {self.names[place]!r} must hold numbers, got {column.iloc[0]!r}:"
+                    " name it in categorical=[…] if it is a category"
+                )
 
 
 def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Columns:  # noqa: N803
@@ -83,7 +89,9 @@ def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Co
             categories[place] = by_value(X.iloc[:, place] if frame else np.asarray(X, dtype=object)[:, place], False)
     elif isinstance(categorical, str) and categorical != "dtype":
         raise ValueError(f"categorical must be 'dtype', or a list of column names or places, got {categorical!r}")
-    for name in ordered or ():
+    if isinstance(ordered, str):
+        raise ValueError(f"ordered must be a list of column names or places, got {ordered!r}")
+    for name in () if ordered is None else ordered:
         place = place_of(name, places, width)
         categories[place] = by_value(X.iloc[:, place] if frame else np.asarray(X, dtype=object)[:, place], True)
     return Columns(names, categories)
@@ -93,17 +101,24 @@ def place_of(name: str | int, places: dict[Any, int], width: int) -> int:
     """Where a column stands that was named."""
     if name in places:
         return places[name]
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < width:
-        return name
+    if hasattr(name, "__index__") and not isinstance(name, bool) and 0 <= operator.index(name) < width:
+        return operator.index(name)
     known = ", ".join(map(str, places)) if places else f"0 to {width - 1}"
     raise ValueError(f"there is no column {name!r} to be categorical; columns are {known}")
 
 
 def is_category(column: Any) -> bool:
     """Whether a pandas column holds no numbers."""
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+    from pandas.api.types import is_numeric_dtype
 
-    return bool(is_bool_dtype(column.dtype) or not is_numeric_dtype(column.dtype))
+    return is_truth(column) or not is_numeric_dtype(column.dtype)
+
+
+def is_truth(column: Any) -> bool:
+    """Whether a pandas column holds True and False."""
+    from pandas.api.types import is_bool_dtype
+
+    return bool(is_bool_dtype(column.dtype))
 
 
 def by_dtype(column: Any) -> Category:
@@ -117,7 +132,7 @@ def by_value(column: Any, ordered: bool) -> Category:
     """The categories of a column in the order of their dtype, or sorted."""
     if hasattr(column, "cat"):
         return Category(tuple(plain(value) for value in column.cat.categories), ordered)
-    found = {plain(value) for value in np.asarray(column, dtype=object)}
+    found = {value for value in map(plain, np.asarray(column, dtype=object)) if not is_missing(value)}
     try:
         return Category(tuple(sorted(found)), ordered)
     except TypeError:
@@ -127,13 +142,22 @@ def by_value(column: Any, ordered: bool) -> Category:
 def plain(value: Any) -> Any:
     """A value as Python's own type, which JSON can hold; 1 and 1.0 and True are one category."""
     value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds nothing."""
+    return value is None or value != value
 
 
 def coded(column: Any, category: Category, name: str) -> Any:
     """Codes of the values; one that was never seen differs from all others, if there is no order to place it in."""
     places = {value: code for code, value in enumerate(category.values)}
-    codes = np.array([places.get(plain(value), -1) for value in np.asarray(column, dtype=object)], dtype=float)
+    cells = [plain(value) for value in np.asarray(column, dtype=object)]
+    missing = next((row for row, value in enumerate(cells) if is_missing(value)), None)
+    if missing is not None:
+        raise ValueError(f"Input X contains NaN: a missing value in the categorical column {name!r}, row {missing}")
+    codes = np.array([places.get(value, -1) for value in cells], dtype=float)
     if category.ordered and (codes < 0).any():
         stranger = np.asarray(column, dtype=object)[int(np.argmax(codes < 0))]
         raise ValueError(f"column {name!r} is ordered, and {stranger!r} was not in the training data: where is it?")
@@ -160,6 +184,7 @@ class Scale:
     centre: Any  # [d]
     spread: Any  # [d]
     quantiles: Any = None  # [QUANTILES, d] where columns are turned to ranks
+    edge: float = 0.0  # the rank of the least, and 1 less that of the greatest: (½)/n of n rows
 
     def __call__(self, x: Any) -> Any:
         if self.quantiles is None:
@@ -171,7 +196,7 @@ class Scale:
         known = self.quantiles[:, place]
         steps = np.linspace(0, 1, len(known))
         rank = 0.5 * (np.interp(column, known, steps) - np.interp(-column, -known[::-1], -steps[::-1]))
-        return ndtri(np.clip(rank, EDGE, 1 - EDGE))
+        return ndtri(self.edge + (1 - 2 * self.edge) * rank)
 
     def slope(self, x: Any) -> Any:
         """The derivative of each scaled column by what it was made of, [m, d]."""
@@ -184,9 +209,8 @@ class Scale:
             width = known[after] - known[after - 1]
             inside = (width > 0) & (x[:, place] >= known[0]) & (x[:, place] <= known[-1])
             score = self.score(x[:, place], place)
-            rise = np.sqrt(2 * np.pi) * np.exp(0.5 * score**2) / (len(known) - 1)
+            rise = np.sqrt(2 * np.pi) * np.exp(0.5 * score**2) * (1 - 2 * self.edge) / (len(known) - 1)
             slopes[:, place] = np.where(inside, rise / np.where(width > 0, width, 1.0), 0.0)
-            slopes[:, place] *= np.abs(ndtr(score) - 0.5) < 0.5 - 2 * EDGE  # beyond the edges it is flat
         return slopes
 
 
@@ -199,12 +223,22 @@ def scale_of(x: Any, weight: Any, how: str | None) -> Scale:
         return Scale(*still)
     if how == "standard":
         return Scale(np.average(x, axis=0, weights=weight), spread_of(x, weight))
-    count = len(x) if weight is None else round(weight.sum())
-    ranks = np.linspace(0, 1, min(QUANTILES, max(2, count)))
+    count = counted(weight, len(x))
+    ranks = np.linspace(0, 1, int(min(QUANTILES, max(2, round(count)))))
+    edge = 0.5 / max(count, 1.0)
     if weight is None:
-        return Scale(*still, np.quantile(x, ranks, axis=0))
-    repeated = np.stack([weighted_quantile(column, weight, ranks) for column in x.T], axis=1) if x.size else x
-    return Scale(*still, repeated)
+        return Scale(*still, np.quantile(x, ranks, axis=0), edge)
+    weight = weight * (count / weight.sum())
+    return Scale(*still, np.stack([weighted_quantile(column, weight, ranks) for column in x.T], axis=1), edge)
+
+
+def counted(weight: Any, rows: int) -> float:
+    """How many rows there are. Whole weights count them; others only say how much each is worth (Kish 1965)."""
+    if weight is None:
+        return float(rows)
+    if (weight == np.rint(weight)).all():
+        return float(weight.sum())
+    return float(weight.sum() ** 2 / np.square(weight).sum())
 
 
 def weighted_quantile(column: Any, weight: Any, ranks: Any) -> Any:

@@ -48,8 +48,11 @@ class Evidence:
             "weight": self.weight[seen],
             "rest": self.rest[query],
         }
-        taken = {(name if name not in names else f"{name}_"): column[index] for name, column in self.table.items()}
-        return pd.DataFrame({**names, **taken})
+        for name, column in self.table.items():
+            while name in names:
+                name = f"{name}_"
+            names[name] = column[index]
+        return pd.DataFrame(names)
 
     def plot(self, query: int = 0, axes: "Axes | None" = None) -> "Axes":
         """The evidence of one query as bars, with the rest."""

@@ -6,6 +6,8 @@ Every prediction can show its evidence: the training rows behind it, and their w
 """
 
 import math
+import numbers
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,27 +16,34 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from regard.engines.job import Plan
-from regard.engines.sums import log_kernel
-from regard.estimators.bandwidths import RULES, SEARCHES, by_rule, search
+from regard.estimators.bandwidths import (
+    PAIRS,
+    RULES,
+    SEARCHES,
+    by_rule,
+    left_out_error,
+    most_blur,
+    search,
+    trial_rows,
+)
 from regard.estimators.columns import Category, Columns, Scale, scale_of, seen_in
 from regard.estimators.evidence import Evidence
 from regard.estimators.local import RIDGE
 from regard.estimators.metric import METRICS, learn
-from regard.estimators.smoother import KERNELS, Smoother, line
+from regard.estimators.rows import largest
+from regard.estimators.smoother import KERNELS, Smoother
 from regard.kernels import Mixed
 from regard.scores import Score
 
 CHOICES = (*RULES, *SEARCHES, "learn")
 WHOLE_LIMIT = 2 * 2**30
 """Bytes that all weights together may take."""
-TREE_FROM = 10**8
-"""Pairs from which the largest weights are found by a tree of neighbours."""
 
 STEP = 1e-3
 """Of differences, in bandwidths: their error is some 1e-10, half of it from rounding."""
@@ -76,32 +85,38 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def fit_rows(self, X: Array, value: Array, weight: Array | None) -> Self:  # noqa: N803
         """Keep the rows, X validated and encoded, and find the bandwidth."""
         self.check_settings()
-        kept = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
-        weight = None if weight is None or (weight[kept] == weight[kept][0]).all() else weight[kept]
-        number, code = self.parts(X[kept])
+        self.criterion_: float | None = None
+        self.history_: tuple[Any, ...] = ()
+        self.X_ = X.copy()  # what the caller does with it later is not ours
+        self.kept_ = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
+        weight = None if weight is None or (weight[self.kept_] == 1).all() else weight[self.kept_]
+        number, _ = self.parts(X[self.kept_])
         self.scale_ = scale_of(number, weight, self.scale)
-        categories = [self.columns_.categories[place] for place in self.columns_.codes]
-        smoother = Smoother(
-            self.scale_(number),
-            code,
-            value[kept],
-            weight,
-            self.kernel,
-            np.ones(number.shape[1]),
-            np.zeros(len(categories)),
-            np.array([category.ordered for category in categories], dtype=bool),
-            np.array([len(category.values) for category in categories], dtype=float),
-            self.smoothing_order(),
-            self.tol,
-        )
-        self.kept_ = kept
-        self.X_ = X
-        self.smoother_ = self.with_bandwidth(by_rule(smoother, "scott"))
+        self.smoother_ = self.with_bandwidth(by_rule(self.smoother_of(value[self.kept_], weight), "scott"))
         return self
+
+    def smoother_of(self, value: Array, weight: Array | None) -> Smoother:
+        """The kept rows and their targets as a function, whose bandwidth is still to be found."""
+        number, code = self.parts(self.X_[self.kept_])
+        categories = [self.columns_.categories[place] for place in self.columns_.codes]
+        return Smoother(
+            number=self.scale_(number),
+            code=code,
+            value=value,
+            weight=weight,
+            kernel=self.kernel,
+            bandwidth=np.ones(number.shape[1]),
+            blur=np.zeros(len(categories)),
+            ordered=np.array([category.ordered for category in categories], dtype=bool),
+            levels=np.array([len(category.values) for category in categories], dtype=float),
+            order=self.smoothing_order(),
+            tolerance=float(self.tol),
+        )
 
     @property
     def bandwidth_(self) -> Array:
         """One a column (λ for a categorical one), or the matrix H of the numeric ones; in units of the scale."""
+        check_is_fitted(self, "smoother_")
         found = self.smoother_
         if found.bandwidth.ndim == 2:
             return found.bandwidth
@@ -114,7 +129,6 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         asked = self.bandwidth
         if asked is None:
             asked = 1.0 if callable(self.kernel) else "scott"
-        self.history_: tuple[Any, ...] = ()
         if not isinstance(asked, str):
             return self.given(smoother, asked)
         if self.kernel == "constant" or not (smoother.number.shape[1] + len(smoother.blur)):
@@ -131,30 +145,29 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
 
     def given(self, smoother: Smoother, asked: Any) -> Smoother:
         """A bandwidth in numbers: one for all, one a column, or a matrix for the numeric columns."""
-        width = np.asarray(asked, dtype=float)
+        try:
+            width = np.asarray(asked, dtype=float)
+        except (TypeError, ValueError):
+            raise ValueError(f"bandwidth must be a number, one a column, a matrix or a word, got {asked!r}") from None
         columns, numbers = len(self.columns_.names), smoother.number.shape[1]
+        if width.ndim > 2 or not np.isfinite(width).all():
+            raise ValueError(f"bandwidth must be finite, one number, one a column or a matrix, got {asked!r}")
         if width.ndim == 2:
-            if (
-                width.shape != (numbers, numbers)
-                or not np.isfinite(width).all()
-                or np.linalg.matrix_rank(width) < numbers
-            ):
-                raise ValueError(
-                    f"a bandwidth matrix must be invertible and [{numbers}, {numbers}], one row a numeric column,"
-                    f" got shape {list(width.shape)}"
-                )
+            check_matrix(width, numbers)
             return replace(smoother, bandwidth=width)
         if width.ndim == 1 and len(width) != columns:
             raise ValueError(f"bandwidth must be one number or one for each of {columns} columns, got {len(width)}")
-        if width.ndim > 2 or not np.isfinite(width).all():
-            raise ValueError(f"bandwidth must be finite, one number, one a column or a matrix, got {asked!r}")
-        if width.ndim == 0:
-            if not width > 0:
-                raise ValueError(f"bandwidth must be positive, got {asked!r}")
+        if not (width.ndim or width > 0):
+            raise ValueError(f"bandwidth must be positive, got {asked!r}")
+        if width.ndim == 0 and numbers:  # categories keep the rule's λ, which has another unit
             return replace(smoother, bandwidth=np.full(numbers, float(width)))
+        width = np.broadcast_to(width, columns)
         blur = width[self.columns_.codes]
-        if (width[self.columns_.numbers] <= 0).any() or (blur < 0).any() or (blur > 1).any():
-            raise ValueError(f"bandwidths must be positive, and those of categories between 0 and 1, got {asked!r}")
+        if (width[self.columns_.numbers] <= 0).any() or (blur < 0).any() or (blur > most_blur(smoother)).any():
+            raise ValueError(
+                "bandwidths must be positive, and those of categories between 0 and 1, or (c - 1)/c of c categories"
+                f" without order, got {asked!r}"
+            )
         return replace(smoother, bandwidth=width[self.columns_.numbers], blur=blur)
 
     def learned(self, smoother: Smoother) -> Smoother:
@@ -167,37 +180,39 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         if callable(self.kernel):
             raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
         if smoother.number.shape[1]:
-            slope, jump = (torch.as_tensor(x) for x in smoother.penalty)
-            kernel = KERNELS[self.kernel]
-            codes = len(smoother.blur)
-            found = learn(
-                torch.as_tensor(np.hstack([smoother.number, smoother.code])),
-                torch.as_tensor(smoother.value),
-                None if smoother.weight is None else torch.as_tensor(smoother.weight),
-                start=torch.as_tensor(smoother.bandwidth),
-                metric=self.metric,
-                order=smoother.order,
-                make_score=(lambda width: Mixed(kernel(width), slope, jump)) if codes else kernel,
-                codes=codes,
-                seed=self.seed(),
-                progress=self.verbose,
-            )
-            self.history_ = found.history
-            smoother = replace(smoother, bandwidth=found.bandwidth.numpy(), spread=RIDGE)
-            self.criterion_ = found.error**2 * float(np.mean(np.var(smoother.value, axis=0)))
+            smoother = self.with_metric(smoother)
         if len(smoother.blur):
-            found_blur = search(smoother, "cv", "scalar", self.seed(), self.verbose)
-            self.criterion_ = found_blur.value
-            return found_blur.smoother
+            smoother = search(smoother, "cv", "scalar", self.seed(), self.verbose).smoother
+        self.criterion_ = left_out_error(smoother, trial_rows(smoother, PAIRS, self.seed()))
         return smoother
+
+    def with_metric(self, smoother: Smoother) -> Smoother:
+        """The smoother with a learned metric, found in units of the rule's bandwidth."""
+        slope, jump = (torch.as_tensor(x) for x in smoother.penalty)
+        kernel, codes, unit = KERNELS[str(self.kernel)], len(smoother.blur), smoother.bandwidth
+        found = learn(
+            torch.as_tensor(np.hstack([smoother.number / unit, smoother.code])),
+            torch.as_tensor(smoother.value),
+            None if smoother.weight is None else torch.as_tensor(smoother.weight),
+            start=torch.ones(len(unit), dtype=torch.float64),
+            metric=self.metric,
+            order=smoother.order,
+            make_score=(lambda width: Mixed(kernel(width), slope, jump)) if codes else kernel,
+            codes=codes,
+            seed=self.seed(),
+            progress=self.verbose,
+        )
+        self.history_ = found.history
+        width = found.bandwidth.numpy()
+        return replace(smoother, bandwidth=unit[:, None] * width if width.ndim == 2 else unit * width, spread=RIDGE)
 
     def seed(self) -> int:
         """One seed for all that is drawn."""
-        if self.random_state is None:
-            return 0
-        if isinstance(self.random_state, np.random.RandomState):
-            return int(self.random_state.randint(2**31 - 1))
-        return int(self.random_state)
+        if isinstance(self.random_state, np.random.Generator):
+            return int(self.random_state.integers(2**31 - 1))
+        if self.random_state is None or isinstance(self.random_state, numbers.Integral):
+            return int(self.random_state or 0)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def check_settings(self) -> None:
         """What must hold of the settings; scikit-learn's habit is to check them in `fit`."""
@@ -208,7 +223,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"bandwidth must be a number, or one of {', '.join(CHOICES)}, got {self.bandwidth!r}")
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
-        if not (isinstance(self.tol, float | int) and 0 <= self.tol < 1):
+        if not (isinstance(self.tol, numbers.Real) and 0 <= self.tol < 1):
             raise ValueError(f"tol must be at least 0 and below 1, got {self.tol!r}")
         if self.smoothing_order() not in (0, 1):
             raise ValueError(f"order must be 0 (local average) or 1 (local line), got {self.smoothing_order()!r}")
@@ -217,27 +232,34 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         """Numbers and codes of a validated table."""
         return X[:, self.columns_.numbers], X[:, self.columns_.codes]
 
+    def encoded(self, X: Any) -> Array:  # noqa: N803
+        """New rows, validated, with categories as codes."""
+        check_is_fitted(self, "smoother_")
+        if hasattr(X, "columns"):  # names first: a column in another's place may hold anything
+            validate_data(self, X, reset=False, skip_check_array=True)
+        return validate_data(self, self.columns_.encode(X), reset=False, dtype=np.float64)
+
     def asked(self, X: Any) -> tuple[Array, Array]:  # noqa: N803
         """New rows as the smoother takes them."""
-        check_is_fitted(self)
-        X = validate_data(self, self.columns_.encode(X), reset=False, dtype=np.float64)  # noqa: N806
-        number, code = self.parts(X)
+        number, code = self.parts(self.encoded(X))
         return self.scale_(number), code
 
     def warn_blind(self, log_weight: Array) -> None:
         """Say for how many rows the prediction is only the nearest row's."""
         blind = int((log_weight == -math.inf).sum())
         if blind:
+            known = "the average of all" if callable(self.kernel) else "the nearest one"
             warnings.warn(
                 f"{blind} of {len(log_weight)} rows see no training row within the kernel's reach, and are predicted"
-                " by the nearest one; a wider bandwidth or kernel='gaussian' sees more",
+                f" by {known}; a wider bandwidth or kernel='gaussian' sees more",
                 UserWarning,
                 stacklevel=3,
             )
 
     def plan(self, X: Any) -> Plan:  # noqa: N803
         """Which engine `predict` runs for these rows, and why."""
-        return self.smoother_.plan(*self.asked(X))
+        number, code = self.asked(X)
+        return self.smoother_.plan(number, code)
 
     def log_density(self, X: Any) -> Array:  # noqa: N803
         """How much training data is near: the log of the kernel density estimate, [m].
@@ -259,13 +281,14 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"top must be a positive whole number, or None for all rows, got {top!r}")
         number, code = self.asked(X)
         smoother, count = self.smoother_, len(self.smoother_.number)
-        size = 2 * 8 * len(number) * count
-        if top is None and size > WHOLE_LIMIT:
+        most = count if top is None else min(operator.index(top), count)
+        size = 2 * 8 * len(number) * most
+        if size > WHOLE_LIMIT:
             raise ValueError(
-                f"all weights of {len(number):,} rows over {count:,} training rows would take"
-                f" {size / 2**30:.1f} GiB, above the limit of 2 GiB: ask for top=8, or for fewer rows at a time"
+                f"{most:,} weights of each of {len(number):,} rows would take {size / 2**30:.1f} GiB, above the limit"
+                " of 2 GiB: ask for top=8, or for fewer rows at a time"
             )
-        index, weight, rest = largest(smoother, number, code, count if top is None else min(int(top), count))
+        index, weight, rest = largest(smoother, number, code, most)
         rows = np.where(index < 0, -1, self.kept_[index])
         return Evidence(rows, weight, rest, self.evidence_table(), self.labels_, labels_of(X))
 
@@ -299,6 +322,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError("a model with a score of your own cannot be saved: no file can hold a function")
         smoother = self.smoother_
         settings = {name: jsonable(value) for name, value in self.get_params(deep=False).items()}
+        if not isinstance(self.random_state, numbers.Integral):
+            settings["random_state"] = None
         config = {
             "estimator": type(self).__name__,
             "settings": settings,
@@ -308,12 +333,14 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 str(place): {"values": list(category.values), "ordered": category.ordered}
                 for place, category in self.columns_.categories.items()
             },
+            "criterion": self.criterion_,
             "labels": None if self.labels_ is None or numeric(self.labels_) else [jsonable(x) for x in self.labels_],
             "target": self.target_state(),
         }
         arrays = {"X": self.X_, "value": smoother.value, "kept": self.kept_}
         arrays |= {"bandwidth": smoother.bandwidth, "blur": smoother.blur, "spread": np.array(smoother.spread)}
         arrays |= {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
+        arrays["scale.edge"] = np.array(self.scale_.edge)
         optional = {"weight": smoother.weight, "scale.quantiles": self.scale_.quantiles, "target": self.target_array()}
         optional["labels"] = self.labels_ if self.labels_ is not None and numeric(self.labels_) else None
         return config, arrays | {name: array for name, array in optional.items() if array is not None}
@@ -330,25 +357,18 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         model.n_features_in_ = len(model.columns_.names)
         if config["named"]:
             model.feature_names_in_ = np.array(config["columns"], dtype=object)
-        labels = arrays.get("labels", config["labels"])
-        model.labels_ = None if labels is None else np.asarray(labels)
+        labels = config["labels"]
+        model.labels_ = arrays.get("labels") if labels is None else np.array(labels, dtype=object)
         model.X_, model.kept_, model.history_ = arrays["X"], arrays["kept"], ()
-        model.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"], arrays.get("scale.quantiles"))
-        number, code = model.parts(model.X_[model.kept_])
-        seen = [categories[place] for place in sorted(categories)]
-        model.smoother_ = Smoother(
-            model.scale_(number),
-            code,
-            arrays["value"],
-            arrays.get("weight"),
-            model.kernel,
-            arrays["bandwidth"],
-            arrays["blur"],
-            np.array([category.ordered for category in seen], dtype=bool),
-            np.array([len(category.values) for category in seen], dtype=float),
-            model.smoothing_order(),
-            model.tol,
-            arrays["spread"].item(),
+        model.criterion_ = config["criterion"]
+        model.scale_ = Scale(
+            arrays["scale.centre"], arrays["scale.spread"], arrays.get("scale.quantiles"), arrays["scale.edge"].item()
+        )
+        model.smoother_ = replace(
+            model.smoother_of(arrays["value"], arrays.get("weight")),
+            bandwidth=arrays["bandwidth"],
+            blur=arrays["blur"],
+            spread=arrays["spread"].item(),
         )
         model.restore_target(config["target"], arrays.get("target"))
         return model
@@ -435,7 +455,9 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         X, y = validate_data(  # noqa: N806
             self, self.see(X), y, dtype=np.float64, multi_output=True, y_numeric=True
         )
-        y = np.asarray(y, dtype=np.float64)
+        y = np.array(y, dtype=np.float64)
+        if not np.isfinite(y).all():
+            raise ValueError(f"Input y contains NaN or infinity: {int((~np.isfinite(y)).sum())} targets")
         self.single_ = y.ndim == 1
         self.targets_ = name or (["y"] if self.single_ else [f"y{place}" for place in range(y.shape[1])])
         self.y_ = y.reshape(len(X), -1)
@@ -457,8 +479,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
 
     def marginal_effects(self, X: Any) -> Array:  # noqa: N803
         """The derivative of the prediction by each feature, [m, d] or [m, d, c]; NaN for a categorical one."""
-        check_is_fitted(self)
-        encoded = validate_data(self, self.columns_.encode(X), reset=False, dtype=np.float64)
+        encoded = self.encoded(X)
         raw, code = self.parts(encoded)
         number, smoother = self.scale_(raw), self.smoother_
         if smoother.kernel == "constant":
@@ -563,12 +584,25 @@ def target_names(y: Any) -> list[str] | None:
     return None if name is None else [str(name)]
 
 
+def check_matrix(width: Array, numbers: int) -> None:
+    """A bandwidth matrix has a row and a column for each numeric column, and an inverse, whatever their units."""
+    if width.shape != (numbers, numbers):
+        raise ValueError(
+            f"a bandwidth matrix must be [{numbers}, {numbers}], one row a numeric column, got {list(width.shape)}"
+        )
+    size = np.abs(width).max(axis=1, keepdims=True)
+    if not (size > 0).all() or np.linalg.matrix_rank(width / size) < numbers:
+        raise ValueError(f"a bandwidth matrix must be invertible, got {width.tolist()}")
+
+
 def labels_of(X: Any) -> Array | None:  # noqa: N803
     """The names of a frame's rows, if they are more than their numbers from 0."""
     index = getattr(X, "index", None)
     if index is None or callable(index):
         return None
     labels = np.asarray(index)
+    if labels.ndim != 1 or labels.dtype.kind not in "iufO":  # dates, or several levels: their names
+        labels = np.array([str(label) for label in index], dtype=object)
     return None if numeric(labels) and np.array_equal(labels, np.arange(len(labels))) else labels
 
 
@@ -582,68 +616,10 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
-        return value.item()
+        return jsonable(value.item())
     if isinstance(value, tuple):
-        return list(value)
+        return [jsonable(one) for one in value]
     return value if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
-
-
-def largest(smoother: Smoother, number: Array, code: Array, top: int) -> tuple[Array, Array, Array]:
-    """The rows with the largest weights, their weights, and the weight of the rest."""
-    monotone = smoother.order == 0 and smoother.weight is None and not len(smoother.blur)
-    if monotone and smoother.kernel in KERNELS and len(number) * len(smoother.number) >= TREE_FROM:
-        return nearest_rows(smoother, number, code, top)
-    indices, weights, rests = [], [], []
-    for rows, weight, log_weight in smoother.blocks(number, code):
-        if smoother.order == 1:
-            weight = leaning(smoother, number[rows], code[rows], weight)
-        blind = np.flatnonzero(log_weight == -math.inf)
-        if len(blind):
-            weight[blind] = nearest_weight(smoother, number[rows][blind], code[rows][blind])
-        size = np.abs(weight)
-        index = np.argpartition(-size, top - 1, axis=1)[:, :top]
-        index = np.take_along_axis(index, np.argsort(-np.take_along_axis(size, index, 1), axis=1, kind="stable"), 1)
-        found = np.take_along_axis(weight, index, 1)
-        indices.append(np.where(found == 0, -1, index))
-        weights.append(found)
-        rests.append(weight.sum(axis=1) - found.sum(axis=1))
-    if not indices:
-        return np.empty((0, top), int), np.empty((0, top)), np.empty(0)
-    rest = np.concatenate(rests)
-    return np.concatenate(indices), np.concatenate(weights), np.where(np.abs(rest) < 1e-12, 0.0, rest)
-
-
-def nearest_rows(smoother: Smoother, number: Array, code: Array, top: int) -> tuple[Array, Array, Array]:
-    """The same where weights fall with the distance: by a tree of neighbours, for many pairs."""
-    points = smoother.points(number, code, smoother.value[:, :1])
-    distance, index = KDTree(points.key).query(points.query, k=top, workers=-1)
-    distance, index = distance.reshape(len(number), -1), index.reshape(len(number), -1)
-    log_weight = smoother.pool(number, code, smoother.value[:, :1]).log_weight[:, None]
-    blind = log_weight == -math.inf
-    score = log_kernel(points.kind, distance**2)
-    weight = np.where(blind, 0.0, np.exp(np.minimum(score - np.where(blind, 0.0, log_weight), 0.0)))
-    weight[blind[:, 0], 0] = 1.0
-    return np.where(weight > 0, index, -1), weight, np.maximum(0.0, 1 - weight.sum(axis=1))
-
-
-def leaning(smoother: Smoother, number: Array, code: Array, weight: Array) -> Array:
-    """What each row counts for in a local linear fit; it adds up to 1, and may be negative."""
-    found = smoother.moments(number, code, smoother.value[:, :1])
-    lean = line(found, smoother.spread).lean
-    query = smoother.stretch(number)
-    along = lean @ smoother.key.T - np.einsum("md,md->m", lean, query + found.offset)[:, None]
-    return weight * (1 - along)
-
-
-def nearest_weight(smoother: Smoother, number: Array, code: Array) -> Array:
-    """All weight on the nearest row, or shared by several that are equally near."""
-    sharp = replace(
-        smoother,
-        kernel="laplace",
-        order=0,
-        bandwidth=smoother.bandwidth / 1e8,
-    )
-    return np.concatenate([weight for _, weight, _ in sharp.blocks(number, code)])
 
 
 def differentiated(smoother: Smoother, number: Array, code: Array) -> Array:

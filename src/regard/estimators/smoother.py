@@ -18,7 +18,7 @@ from scipy.special import betaln, gammaln
 from torch import Tensor
 
 from regard.engines import sums
-from regard.engines.job import Plan, spans
+from regard.engines.job import Plan, scores_of, spans
 from regard.engines.points import (
     BOXCAR,
     EPANECHNIKOV,
@@ -31,7 +31,7 @@ from regard.engines.points import (
     Points,
     Pooled,
 )
-from regard.kernels import Boxcar, Epanechnikov, Gaussian, Kernel, Laplace, Mixed, Tricube
+from regard.kernels import Boxcar, Epanechnikov, Gaussian, Kernel, Laplace, Tricube
 from regard.scores import Score
 
 KERNELS: dict[str, type[Kernel]] = {
@@ -82,6 +82,11 @@ class Smoother:
         """H⁻¹, where H is a matrix."""
         return np.linalg.inv(self.bandwidth) if self.bandwidth.ndim == 2 else None
 
+    @property
+    def kind(self) -> int:
+        """The number of the kernel; average pooling is any kernel of no features."""
+        return KINDS[KERNELS[self.kernel]] if isinstance(self.kernel, str) and self.kernel in KERNELS else GAUSSIAN
+
     @functools.cached_property
     def key(self) -> Array:
         return self.stretch(self.number)
@@ -89,10 +94,9 @@ class Smoother:
     @functools.cached_property
     def shrink(self) -> float:
         """A bandwidth so small that squares would overflow is taken as the least that they do not: the nearest wins."""
-        if self.bandwidth.ndim == 2:
-            return 1.0
         with np.errstate(over="ignore"):
-            widest = float(np.max(np.abs(self.number) / self.bandwidth, initial=0.0))
+            far = self.number @ self.inverse.T if self.inverse is not None else self.number / self.bandwidth
+            widest = float(np.max(np.abs(far), initial=0.0))
         return max(1.0, min(widest, 1e300) / FARTHEST)
 
     @functools.cached_property
@@ -110,7 +114,7 @@ class Smoother:
         if self.kernel == "constant":
             return number[:, :0]
         if self.inverse is not None:
-            return number @ self.inverse.T
+            return number @ (self.inverse.T / self.shrink)
         return number / (self.bandwidth * self.shrink)
 
     def points(self, number: Array, code: Array, value: Array, own: Array | None = None) -> Points:
@@ -120,7 +124,7 @@ class Smoother:
             self.stretch(number),
             self.key,
             value,
-            KINDS[KERNELS[self.kernel]] if self.kernel in KERNELS else GAUSSIAN,
+            self.kind,
             self.weight,
             own,
             *((code, self.code, *self.penalty) if coded else ()),
@@ -152,14 +156,14 @@ class Smoother:
             return
         width = int(getattr(self.kernel, "width", max(1, number.shape[1])))
         dtype = dtype_of(self.kernel)
-        key = torch.as_tensor(np.hstack([self.number / self.bandwidth, self.code]), dtype=dtype)
+        key = torch.as_tensor(np.hstack([self.key, self.code]), dtype=dtype)
         bias = 0.0 if self.weight is None else np.log(self.weight)
         for rows in spans(len(number), max(1, sums.BLOCK // max(1, width * len(key)))):
-            query = torch.as_tensor(np.hstack([number[rows] / self.bandwidth, code[rows]]), dtype=dtype)
+            query = torch.as_tensor(np.hstack([self.stretch(number[rows]), code[rows]]), dtype=dtype)
             with torch.no_grad():
-                score = self.kernel(query, key).double().numpy() + bias
-            if score.shape != (len(query), len(key)):
-                raise ValueError(f"a score must return [q, k], here {[len(query), len(key)]}, got {list(score.shape)}")
+                score = scores_of(self.kernel, query, key).double().numpy() + bias
+            if np.isnan(score).any() or (score == np.inf).any():
+                raise ValueError("a score must return numbers or -inf, got NaN or +inf from kernel=…")
             if own is not None:
                 mine = own[rows]
                 score[np.flatnonzero(mine >= 0), mine[mine >= 0]] = -np.inf
@@ -196,13 +200,23 @@ class Smoother:
         return mean, np.sqrt(np.maximum(variance, 0.0)), log_weight
 
     def nearest(self, number: Array, code: Array, own: Array | None = None) -> Array:
-        """The value of the nearest row; of several, their mean."""
+        """The value of the nearest row; of several, their mean. A score of the user's own knows only that of all."""
         if callable(self.kernel):
-            return np.broadcast_to(
-                np.average(self.value, axis=0, weights=self.weight), (len(number), self.value.shape[1])
-            )
+            return np.average(self.value, axis=0, weights=self.weight)
+        return sums.pool(self.sharpened(number, code, own), self.tolerance).mean
+
+    def nearest_weight(self, number: Array, code: Array) -> Array:
+        """What `nearest` looks at, [m, n]."""
+        if callable(self.kernel):
+            mass = np.ones(len(self.number)) if self.weight is None else self.weight
+            return np.broadcast_to(mass / mass.sum(), (len(number), len(mass)))
+        blocks = sums.dense_weights(self.sharpened(number, code))
+        return np.concatenate([weight for _, weight, _ in blocks])
+
+    def sharpened(self, number: Array, code: Array, own: Array | None = None) -> Points:
+        """Points so far apart, in bandwidths, that a kernel without end sees the nearest only."""
         points = self.points(number, code, self.value, own)
-        sharp = replace(
+        return replace(
             points,
             kind=LAPLACE,
             query=points.query * SHARP,
@@ -210,7 +224,6 @@ class Smoother:
             slope=points.slope * SHARP,
             jump=points.jump * SHARP,
         )
-        return sums.pool(sharp, self.tolerance).mean
 
     def leverage(self, number: Array, code: Array, found: Moments | Pooled) -> Array:
         """What each training row counts for in its own prediction, from what `found` says of all of them."""
@@ -225,7 +238,7 @@ class Smoother:
         if not callable(self.kernel):
             return 0.0
         dtype = dtype_of(self.kernel)
-        points = torch.as_tensor(np.hstack([number / self.bandwidth, code]), dtype=dtype).unsqueeze(1)
+        points = torch.as_tensor(np.hstack([self.stretch(number), code]), dtype=dtype).unsqueeze(1)
         with torch.no_grad():
             return self.kernel(points, points).double().numpy()[:, 0, 0]
 
@@ -236,20 +249,9 @@ class Smoother:
             return log_weight - total
         volume = (
             np.linalg.slogdet(self.bandwidth)[1] if self.bandwidth.ndim == 2 else np.log(self.bandwidth).sum()
-        ) + log_mass(KINDS[KERNELS[self.kernel]], self.number.shape[1])
+        ) + log_mass(self.kind, self.number.shape[1])
         same = np.log(np.maximum(1 - np.clip(self.blur, 0, 1), 1e-300)).sum()
         return log_weight - total - volume + same
-
-    def torch_score(self) -> Score:
-        """The score that `attend` takes, of rows [numbers, codes]; for what needs gradients."""
-        if callable(self.kernel):
-            kernel = self.kernel
-            width = torch.as_tensor(np.append(self.bandwidth, np.ones(len(self.blur))))
-            return lambda query, key: kernel(query / width.to(query), key / width.to(key))
-        made = KERNELS[self.kernel](torch.as_tensor(self.bandwidth))
-        if not len(self.blur):
-            return made
-        return Mixed(made, *(torch.as_tensor(x) for x in self.penalty))
 
 
 def dtype_of(score: Score) -> torch.dtype:
@@ -298,7 +300,7 @@ def log_mass(kind: int, features: int) -> float:
 
 def width_of(kernel: str | Callable[..., Any], features: int) -> float:
     """The standard deviation of a kernel of bandwidth 1 along an axis; rules for the Gaussian are divided by it."""
-    if callable(kernel) or kernel not in KERNELS or features == 0:
+    if not isinstance(kernel, str) or kernel not in KERNELS or features == 0:
         return 1.0
     variance = {
         GAUSSIAN: 1.0,
