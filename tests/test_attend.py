@@ -110,7 +110,7 @@ def test_an_engine_that_cannot_says_which_can():
     check_refused(
         "flash needs a score that is an inner product (has as_dot), got Laplace(", score=laplace, engine="flash"
     )
-    with pytest.raises(ValueError, match=r"engines that can: dense, stream$"):
+    with pytest.raises(ValueError, match=r"engines that can: dense, stream, pairs$"):
         regard.attend(Q, K, V, score=laplace, engine="flash")
     check_refused(
         "flash has no dropout on the CPU, got dropout=0.5; engines that can: dense, stream", dropout=0.5, engine="flash"

@@ -581,9 +581,9 @@ def test_a_model_does_not_change_with_the_callers_arrays(tmp_path):
 
 def test_columns_of_any_name_and_rows_of_any_label(tmp_path):
     y = np.arange(6.0)
-    cells = {0: np.arange(6.0), 1: list("ababab"), True: np.arange(6) % 2 == 0}
-    model = NadarayaWatson([0.5, 0.1, 0.1]).fit(pd.DataFrame(cells), y)
-    assert_allclose(model.predict(pd.DataFrame(cells)), y, atol=0.5)
+    cells = pd.DataFrame(zip(np.arange(6.0), "ababab", np.arange(6) % 2 == 0, strict=True), columns=[0, 1, 7])
+    model = NadarayaWatson([0.5, 0.1, 0.1]).fit(cells, y)
+    assert_allclose(model.predict(cells), y, atol=0.5)
     for index in (
         pd.date_range("2026-01-01", periods=6),
         pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]]),

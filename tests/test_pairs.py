@@ -1,5 +1,9 @@
 """The engines of kernels against the slow definition: the tolerance is a promise for every query, whatever the data."""
 
+import multiprocessing
+import warnings
+
+import numba
 import numpy as np
 import pytest
 import reference
@@ -8,7 +12,7 @@ from numpy.testing import assert_allclose
 
 import regard
 from regard import masks, scores
-from regard.engines import pairs, sums
+from regard.engines import compiling, gauss, pairs, sums
 from regard.engines.pairs import Pairs
 from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE, TRICUBE, Moments, Points, Pooled
 
@@ -211,3 +215,111 @@ def test_the_result_does_not_depend_on_the_number_of_threads():
         found.append(pairs.pool(points, 1e-6))
     torch.set_num_threads(before)
     assert (found[0].mean == found[1].mean).all()
+
+
+def checked_rows(points, tolerance=1e-6, engine=pairs.pool):
+    """Every query of points with many keys, against NumPy in float64."""
+    found, exact = engine(points, tolerance), sums.dense_pool(points)
+    deviation = points.value.std(axis=0)
+    assert np.abs(found.log_weight - exact.log_weight).max() <= tolerance
+    assert (np.abs(found.mean - exact.mean) / deviation).max() <= tolerance
+
+
+@pytest.mark.parametrize("kind", [GAUSSIAN, LAPLACE, EPANECHNIKOV, TRICUBE])
+def test_a_rare_class_keeps_the_tolerance(kind):
+    random = np.random.default_rng(0)
+    key = random.normal(size=(20_000, 2))
+    key[:200] = key[:200] * 0.1 + 8
+    checked_rows(Points(key[:300], key, (np.arange(20_000) < 200)[:, None] * 1.0, kind))
+
+
+def test_many_far_keys_keep_the_tolerance():
+    random = np.random.default_rng(0)
+    for features, count in ((1, 100_000), (3, 100_000)):
+        key = np.zeros((count, features))
+        key[:, 0] = 5.25 + 0.01 * random.normal(size=count)
+        key[count // 2 :, 0] *= -1
+        query = random.uniform(-0.3, 0.3, size=(300, features))
+        checked_rows(Points(query, key, (np.arange(count) < count // 2)[:, None] * 1.0))
+        near = np.zeros((count, features))
+        near[:, 0] = 9.8 + 0.001 * random.normal(size=count)
+        query = random.uniform(4, 5, size=(300, features))
+        query[0] = -4.9
+        checked_rows(Points(query, near, random.normal(size=(count, 1))))
+
+
+@pytest.mark.parametrize("size", [1e-140, 1e-44, 1e-40, 1e39, 1e140])
+def test_weights_and_values_of_any_size(size):
+    random = np.random.default_rng(0)
+    key = random.normal(size=(700, 2))
+    for engine in (pairs.pool, gauss.pool):
+        checked_rows(Points(key[:300], key, key[:, :1], weight=np.full(700, size)), engine=engine)
+        checked_rows(Points(key[:300], key, key[:, :1] * size), engine=engine)
+        apart = random.uniform(0.5, 1, size=700)
+        apart[0] = size
+        checked_rows(Points(key[:300], key, key[:, :1], weight=apart), engine=engine)
+
+
+def test_a_light_key_nearby_does_not_hide_a_heavy_one_far_away():
+    query, key, value = torch.tensor([[0.0], [0.1]]), torch.tensor([[0.0], [40.0]]), torch.tensor([[1.0], [2.0]])
+    for bias, mean in ((-590.0, 1.0), (-300.0, 1.0)):
+        arguments = {"score": scores.Gaussian(1.0), "mask": torch.tensor([bias, 0.0])}
+        assert_allclose(regard.attend(query, key, value, engine="pairs", **arguments)[0, 0], mean)
+        assert_allclose(regard.attend(query, key, value, engine="dense", **arguments)[0, 0], mean)
+    with pytest.raises(ValueError, match="takes biases of keys that differ by less than 600"):
+        regard.attend(query, key, value, score=scores.Gaussian(1.0), mask=torch.tensor([-1000.0, 0.0]), engine="pairs")
+    points = Points(
+        query.double().numpy(), key.double().numpy(), value.double().numpy(), weight=np.array([1e-300, 1e300])
+    )
+    assert_allclose(pairs.pool(points).mean, reference.kernel_sums(points)[1])
+
+
+def test_strangers_in_two_columns_are_still_seen_by_a_kernel_that_ends():
+    random = np.random.default_rng(0)
+    key = random.normal(size=(300, 2))
+    code, asked = np.zeros((300, 2)), np.full((300, 2), -1.0)
+    slopes = np.array([0.7, 700.0]), np.array([700.0, 0.7])
+    points = Points(key, key, key[:, :1], TRICUBE, None, None, asked, code, *slopes)
+    check_pooled(points, 1e-6, pairs.pool)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lattice_whose_points_lie_at_the_very_edge(kind):
+    grid = np.stack(np.meshgrid(np.arange(30), np.arange(30)), -1).reshape(-1, 2) * 0.1
+    for bandwidth in (0.5, 1.0, 0.3):
+        checked_rows(Points(grid / bandwidth, grid / bandwidth, np.sin(grid[:, :1]), kind))
+
+
+def test_moments_keep_what_is_far_and_many():
+    key = np.append(np.zeros(300), np.full(30_000, 24.0))[:, None]
+    points = Points(np.zeros((1, 1)), key, np.arange(30_300.0)[:, None] % 7, LAPLACE)
+    found, exact = pairs.moments(points, 1e-6), sums.dense_moments(points)
+    assert_allclose(found.square, exact.square, rtol=1e-6)
+
+
+def test_no_column_of_values():
+    x = torch.randn(5, 2)
+    for engine in ("pairs", "gauss"):
+        assert regard.attend(x, x, torch.zeros(5, 0), score=scores.Gaussian(), engine=engine).shape == (5, 0)
+
+
+def test_a_forked_process_can_still_transform():
+    x = np.random.default_rng(0).normal(size=(40_000, 2))
+    points = Points(x * 10, x * 10, x[:, :1])
+    expected = gauss.pool(points, 1e-6).mean
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks beside threads: that is the point
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            found = pool.apply_async(gauss.pool, (points, 1e-6)).get(timeout=100).mean
+    assert_allclose(found, expected, atol=1e-6)
+
+
+def test_without_a_place_on_disk_loops_are_compiled_again(monkeypatch):
+    def locked(cache=False, **options):
+        if cache:
+            raise RuntimeError("no locator available")
+        return numba.njit(**options)
+
+    monkeypatch.setattr(compiling, "njit", locked)
+    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR"):
+        assert compiling.compiled(nogil=True)(lambda x: x + 1)(1) == 2

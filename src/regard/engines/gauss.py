@@ -25,6 +25,7 @@ go to `pairs`, as do those outside of the box, where widely spread points would 
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from regard.engines import pairs
 from regard.engines.job import Job
-from regard.engines.points import GAUSSIAN, Array, Moments, Points, Pooled, from_job, reason_against
+from regard.engines.points import GAUSSIAN, Array, Moments, Points, Pooled, from_job, reason_against, standards
 from regard.kernels import Gaussian
 from regard.parts import Attended
 
@@ -143,7 +144,7 @@ def suits(points: Points) -> str | None:
 def pool(points: Points, tolerance: float) -> Pooled:
     """Means of the values, and log weights."""
     box = fit_box(points)
-    if box is None:
+    if box is None or uneven(points):
         return pairs.pool(points, tolerance)
     rows = rows_within(points.query, box.low, box.high)
     centre, spread = standards(points.value)
@@ -155,7 +156,7 @@ def pool(points: Points, tolerance: float) -> Pooled:
 def moments(points: Points, tolerance: float) -> Moments:
     """Means of the values, the offsets and their products, and log weights."""
     box = fit_box(points)
-    if box is None:
+    if box is None or uneven(points):
         return pairs.moments(points, tolerance)
     rows = rows_within(points.query, box.low, box.high)
     centre, spread = standards(points.value)
@@ -164,6 +165,11 @@ def moments(points: Points, tolerance: float) -> Moments:
     product = np.moveaxis(means.slope[:, 1:], 2, 0) * spread + offset[:, :, None] * centre
     some = Moments(log_weight, means.plain[1:].T * spread + centre, offset, np.moveaxis(means.square, 2, 0), product)
     return Moments(*completed(points, rows, trusted, some, lambda rest: pairs.moments(rest, tolerance)))
+
+
+def uneven(points: Points) -> bool:
+    """Whether keys weigh so differently, or so little, that their sums would lose the light ones."""
+    return points.weight is not None and not (points.weight.min() > 1e-30 and points.weight.max() < 1e30)
 
 
 def completed(
@@ -281,11 +287,22 @@ def planned(kind: int, position: Array, box: Box, precision: Precision) -> Any:
         eps=precision.eps,
         isign=-1 if kind == 1 else 1,
         upsampfac=precision.upsampling,
-        nthreads=torch.get_num_threads() if len(position) + math.prod(box.modes) > SMALL else 1,
+        nthreads=threads() if len(position) + math.prod(box.modes) > SMALL else 1,
     )
     middle, scale = (box.low + box.high) / 2, 2 * np.pi / box.period
     plan.setpts(*((position[:, axis] - middle[axis]) * scale[axis] for axis in range(len(box.modes))))
     return plan
+
+
+def threads() -> int:
+    """As many as torch has. In a process that was forked from one with threads at work, one: they are not there."""
+    return torch.get_num_threads() if os.getpid() == first_process() else 1
+
+
+@functools.cache
+def first_process() -> int:
+    """The process in which the first transform was made, which its forks remember."""
+    return os.getpid()
 
 
 def forget_own(points: Points, own: Array, columns: Array, sums: Sums) -> None:
@@ -336,9 +353,3 @@ def rows_within(position: Array, low: Array, high: Array) -> Rows:
     """Their rows; a slice where it is all of them, which copies nothing."""
     inside = within(position, low, high)
     return slice(None) if inside.all() else np.flatnonzero(inside)
-
-
-def standards(value: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of the columns; of a constant one its value and 0, so that it stays exact."""
-    constant = value.min(axis=0) == value.max(axis=0)
-    return np.where(constant, value[0], value.mean(axis=0)), np.where(constant, 0.0, value.std(axis=0))

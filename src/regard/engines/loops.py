@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from regard.engines.compiling import compiled
 from regard.engines.dropout import FIRST, SECOND
 
 SUM = {"contract", "nsz", "reassoc"}  # a sum may be taken in any order; NaN and inf keep their meaning
@@ -127,7 +128,7 @@ def apart(here: Any, there: Any, rest: Any, other_rest: Any) -> Any:
     return (there - here) + (other_rest - rest)
 
 
-@njit(nogil=True, cache=True, fastmath=EXACT)
+@compiled(nogil=True, fastmath=EXACT)
 def distances(query: Any, query_rest: Any, key: Any, key_rest: Any, block: Any) -> None:
     """block[i, j] = -½‖query_i - key_j‖². Coordinates are [features, points], each with what it was rounded by."""
     half = block.dtype.type(-0.5)
@@ -143,7 +144,7 @@ def distances(query: Any, query_rest: Any, key: Any, key_rest: Any, block: Any) 
             row[j] *= half
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)
+@compiled(nogil=True, fastmath=SUM)
 def distances_backward(
     slope: Any, query: Any, query_rest: Any, key: Any, key_rest: Any, query_slope: Any, key_slope: Any
 ) -> None:
@@ -162,7 +163,7 @@ def distances_backward(
             query_slope[feature, i] += summed
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)
+@compiled(nogil=True, fastmath=SUM)
 def soften(
     block: Any, highest: Any, total: Any, summed: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
 ) -> None:
@@ -200,7 +201,7 @@ def soften(
         total[i] = total[i] * fade + weights
 
 
-@njit(nogil=True, cache=True, fastmath=EXACT)
+@compiled(nogil=True, fastmath=EXACT)
 def normalise(total: Any, summed: Any) -> None:
     """Sums become means; who saw nothing keeps a mean of 0, and a total of 1 so that its logarithm is 0."""
     for i in range(summed.shape[0]):
@@ -210,7 +211,7 @@ def normalise(total: Any, summed: Any) -> None:
             summed[i, v] /= total[i]
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)
+@compiled(nogil=True, fastmath=SUM)
 def soften_backward(
     block: Any,
     slope: Any,
@@ -249,7 +250,7 @@ def soften_backward(
                 slopes[j] = weight * (slopes[j] * keep - off)
 
 
-@njit(nogil=True, cache=True, fastmath=SUM)
+@compiled(nogil=True, fastmath=SUM)
 def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start: Any) -> None:
     """Bring each row's best scores, their keys, and the running sums up to date with a block.
 

@@ -23,12 +23,17 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from regard.engines.compiling import compiled
 from regard.engines.lanes import COUNT, add_to, load, power_of_two, root, splat, splat_from, store, where_below
 from regard.engines.loops import EXACT, SUM, exponential
 from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
 
-NARROW = 10.0
+NARROW = 6.0
 """How many bandwidths wide a block of queries may be for coordinates of one word."""
+NEAR = -4.5
+"""The log weight that some block must reach for float32: of keys that are all farther, it rounds the exponents."""
+FAINT = 3e-6
+"""The mean weight of the keys met below which the sum may be one of far keys only, however large."""
 UNROLLED = 8
 """Features up to which loops are compiled for their very number."""
 RUN = 32
@@ -85,9 +90,9 @@ def compact_weight(kind: Any, square: Any) -> Any:
     return rest * rest * rest
 
 
-@njit(fastmath=EXACT)
+@njit
 def bound(kind: Any, box: Any, other: Any, slope: Any, jump: Any) -> Any:
-    """The largest log weight that a point in one box can have for one in the other.
+    """The largest log weight that a point in one box can have for one in the other; keys weigh 1 at most.
 
     A box is [2, features + columns]: low and high corner, first of the coordinates, then of the codes.
     """
@@ -100,7 +105,7 @@ def bound(kind: Any, box: Any, other: Any, slope: Any, jump: Any) -> Any:
         place = features + column
         apart = max(0.0, max(box[0, place] - other[1, place], other[0, place] - box[1, place]))
         penalty += slope[column] * apart + (jump[column] if apart > 0 else 0.0)
-    return log_weight64(kind, square) - penalty
+    return log_weight64(kind, square * (1 - 1e-14)) - penalty  # rounding must not hide a key at the edge
 
 
 @njit(fastmath=EXACT)
@@ -235,32 +240,37 @@ def penalties(code: Any, others: Any, here: Any, size: Any, slope: Any, jump: An
             penalty[j] += slope[column] * apart + (jump[column] if apart > 0 else 0.0)
 
 
-@njit(fastmath=EXACT, forceinline=True)
+@njit(forceinline=True)
 def log_weights(
     kind: Any, coded: Any, moments: Any, point: Any, code: Any, own: Any, known: Any, here: Any, size: Any, room: Any
 ) -> None:
     """Into room[0], or the weights themselves of a compact kernel; and the offsets of the keys into room[2:]."""
-    keys, codes, slope, jump = known
-    compact = kind >= EPANECHNIKOV
-    weight, penalty = room[0], room[1]
+    keys, codes, slope, jump, log_mass = known
+    compact = kind >= EPANECHNIKOV and not coded
+    weight, penalty, mass = room[0], room[1], log_mass[here : here + size]
     for j in range(size):
         weight[j] = 0
     for feature in range(point.shape[0]):
         others, coordinate, offset = keys[feature][here : here + size], point[feature], room[2 + feature]
         for j in range(size):
             apart = others[j] - coordinate
-            weight[j] += apart * apart
+            penalty[j] = apart * apart
             if moments:
                 offset[j] = apart
-    for j in range(size):
-        weight[j] = compact_weight(kind, weight[j]) if compact else log_weight64(kind, weight[j])
+        # Added in a loop of its own, so that product and sum are not fused, as NumPy does not: at the very edge of
+        # a kernel that jumps, the last bit decides.
+        for j in range(size):
+            weight[j] += penalty[j]
+    if compact:
+        for j in range(size):
+            weight[j] = compact_weight(kind, weight[j]) * exponential(mass[j])
+    else:
+        for j in range(size):
+            weight[j] = log_weight64(kind, weight[j]) + mass[j]
     if coded:
         penalties(code, codes, here, size, slope, jump, penalty)
         for j in range(size):
-            if compact:
-                weight[j] *= exponential(-penalty[j])
-            else:
-                weight[j] -= penalty[j]
+            weight[j] -= penalty[j]
     if 0 <= own - here < size:
         weight[own - here] = 0 if compact else -np.inf
 
@@ -277,7 +287,7 @@ def add(moments: Any, weight: Any, column: Any, room: Any, here: Any, size: Any,
         place += 1
     if not moments:
         return
-    product, mass = room[1], column[0][here : here + size]
+    product = room[1]
     for feature in range(features):
         offset = room[2 + feature]
         for j in range(size):
@@ -291,7 +301,7 @@ def add(moments: Any, weight: Any, column: Any, room: Any, here: Any, size: Any,
         for other in range(feature + 1):
             some, total = room[2 + other], 0.0
             for j in range(size):
-                total += product[j] * mass[j] * some[j]
+                total += product[j] * some[j]
             sums[place] += total
             place += 1
 
@@ -316,8 +326,8 @@ def careful(
 
     A kernel that ends underflows nowhere, and needs no such care.
     """
-    _, _, slope, jump = known
-    compact = kind >= EPANECHNIKOV
+    _, _, slope, jump, _ = known
+    compact = kind >= EPANECHNIKOV and not coded
     starts, boxes, group_starts, group_boxes = tree
     groups = group_starts.shape[0] - 1
     box = np.empty((2, boxes.shape[2]))
@@ -360,11 +370,14 @@ def careful(
     return highest
 
 
-def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
-    """The sums of some blocks of queries over all keys, for one kernel and a number of features (0: any)."""
+def make_pool(kind: int, features: int, coded: bool, moments: bool, version: int) -> Any:
+    """The sums of some blocks of queries over all keys, for one kernel and a number of features (0: any).
+
+    `version` is that of the source: what is on disk of another one must not be found.
+    """
     scale = unit(kind)
 
-    @njit(nogil=True, cache=True, fastmath=EXACT)
+    @compiled(nogil=True, fastmath=EXACT)
     def pool(
         first: Any,
         last: Any,
@@ -386,16 +399,18 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
 
         asked    queries [features, points] in bandwidths, their codes [columns, points], where their blocks
                  start and the last one ends, and the key that each must not see, or -1
-        known    keys [features, points], their codes, slope and jump of each column
+        known    keys [features, points], their codes, slope and jump of each column, the logs of their weights
         tree     where blocks of keys start, their boxes, where groups of blocks start, their boxes
-        column   [1 + values, keys]: weights of the keys, and the values times them
-        single   the same in float32
+        column   [1 + values, keys]: ones, and the values
+        single   the same in float32, times the weights of the keys
         trusted  the summed weight from which float32 is good enough; for a kernel that ends, of each key met
         allowed  a block is passed over when its largest weight is at most this share of what was found
         weighted whether the keys differ in weight
         """
         queries, query_codes, query_starts, own = asked
-        keys, key_codes, slope, jump = known
+        if version < 0:
+            return
+        keys, key_codes, slope, jump, _ = known
         starts, boxes, group_starts, group_boxes = tree
         groups = group_starts.shape[0] - 1
         dimensions, columns = queries.shape[0], query_codes.shape[0]
@@ -427,7 +442,7 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
             for i in range(begin, end):
                 shift[i] = 0
                 sums[i, 0] = 0
-            met = 0 if kind >= EPANECHNIKOV else 1
+            met, closest = 0, -np.inf
             if not moments and trusted < np.inf:
                 width = 0.0
                 centre = np.empty(dimensions)
@@ -453,11 +468,12 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                     if np.exp(bound(kind, box, group_boxes[group], slope, jump)) <= least:
                         continue
                     for block in range(group_starts[group], group_starts[group + 1]):
-                        if np.exp(bound(kind, box, boxes[block], slope, jump)) <= least:
+                        reach = bound(kind, box, boxes[block], slope, jump)
+                        if np.exp(reach) <= least:
                             continue
+                        closest = max(closest, reach)
                         here, size = starts[block], starts[block + 1] - starts[block]
-                        if kind >= EPANECHNIKOV:
-                            met += size
+                        met += size
                         plain = column.shape[0] == 2 and not weighted
                         for i in range(count):
                             seat = own[begin + i] - here
@@ -485,7 +501,8 @@ def make_pool(kind: int, features: int, coded: bool, moments: bool) -> Any:
                     for number in range(column.shape[0]):
                         sums[begin + i, number] = found[number, i]
             for i in range(begin, end):
-                if not sums[i, 0] >= trusted * met or met == 0:
+                enough = trusted * met if kind >= EPANECHNIKOV else max(trusted, FAINT * met)
+                if not (enough <= sums[i, 0] < np.inf) or met == 0 or closest < NEAR:
                     point, code = queries[:, i].copy(), query_codes[:, i].copy()
                     shift[i] = careful(
                         kind, coded, moments, point, code, own[i], known, tree, column, nearest, room, allowed, sums[i]

@@ -4,13 +4,15 @@ Queries and keys are sorted into blocks of neighbours (a k-d tree's leaves), and
 what lies too far to matter is passed over by whole blocks. The loops are in `pair_loops.py`.
 
 The tolerance is a promise for every query: the mean of a column of values is off by at most that share of
-the column's standard deviation, and the log weight by at most that number.
+the column's standard deviation, and the log weight by at most that number, or its own last digit.
 """
 
 import functools
 import math
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from regard.engines.points import (
     Pooled,
     from_job,
     reason_against,
+    standards,
 )
 from regard.engines.threads import spread
 from regard.parts import Attended
@@ -40,7 +43,7 @@ FEW = 256
 SINGLE = 1e-6
 """The least tolerance that float32 keeps, for values of which none is further from the mean than
 `OUTLIER` standard deviations."""
-OUTLIER = 10.0
+OUTLIER = 5.0
 TRUSTED = {GAUSSIAN: 0.1, LAPLACE: 0.1, EPANECHNIKOV: 0.2, BOXCAR: math.inf, TRICUBE: 0.2}
 """The summed weight from which float32 has digits enough: below it, a query has only far keys. A kernel that
 ends has too few of them at its edge, where 1 - u² loses them: here it is the mean weight of all keys met. One
@@ -78,17 +81,20 @@ def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Poole
 
     Without `skip`, no pair is passed over, however far: to measure what a pair costs.
     """
-    sums, shift, centre = summed(points, tolerance, moments=False, skip=skip)
-    mean, log_weight = normalised(sums, shift)
-    return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, mean + centre), log_weight)
+    centre, deviation = standards(points.value)
+    means, log_weight = summed(standardised(points, centre, deviation), tolerance, moments=False, skip=skip)
+    return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, means * deviation + centre), log_weight)
 
 
 def moments(points: Points, tolerance: float = 1e-6) -> Moments:
-    """Weighted means of the values, the offsets and their products: what a local line is fitted from."""
-    sums, shift, centre = summed(points, tolerance, moments=True)
-    means, log_weight = normalised(sums, shift)
+    """Weighted means of the values, the offsets and their products: what a local line is fitted from.
+
+    To the tolerance: the offset and its square in bandwidths, the product in those times the deviation of the value.
+    """
+    centre, deviation = standards(points.value)
+    means, log_weight = summed(standardised(points, centre, deviation), tolerance, moments=True)
     features, values = points.query.shape[1], points.value.shape[1]
-    mean, rest = means[:, :values] + centre, means[:, values:]
+    mean, rest = means[:, :values] * deviation + centre, means[:, values:]
     offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
     product = np.empty((len(mean), features, values))
     place = 0
@@ -98,75 +104,72 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
         before = rest[:, place + values + 1 : place + values + 2 + feature]
         square[:, feature, : feature + 1] = square[:, : feature + 1, feature] = before
         place += values + 2 + feature
-    product += offset[:, :, None] * centre
+    product = product * deviation + offset[:, :, None] * centre
     return Moments(log_weight, np.where((log_weight == -math.inf)[:, None], 0.0, mean), offset, square, product)
 
 
-def normalised(sums: Array, shift: Array) -> tuple[Array, Array]:
-    """Means and log weights of sums whose first column is the weight."""
-    seen = sums[:, 0] > 0
-    total = np.where(seen, sums[:, 0], 1.0)
-    return sums[:, 1:] / total[:, None], np.where(seen, shift + np.log(total), -math.inf)
+def standardised(points: Points, centre: Array, deviation: Array) -> Points:
+    """Values in standard deviations from their mean: neither they nor their products overflow or underflow."""
+    return replace(points, value=(points.value - centre) / np.where(deviation > 0, deviation, 1.0))
 
 
-def summed(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Array, Array, Array]:
-    """Sums of the weights and of their products, what they are relative to, and what the values are centred by."""
+def summed(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Array, Array]:
+    """Means of the values, and of the moments behind them, and log weights."""
     query, key = points.query, points.key
     features, values = query.shape[1], points.value.shape[1]
     extra = sum(values + 2 + feature for feature in range(features)) if moments else 0
     sums, shift = np.zeros((len(query), 1 + values + extra)), np.zeros(len(query))
-    centre = np.average(points.value, axis=0, weights=points.weight) if len(key) else np.zeros(values)
     if not len(query) or not len(key):
-        return sums, shift, centre
-    query_code, key_code = (
-        np.zeros((len(x), 0)) if c is None else c for x, c in ((query, points.query_code), (key, points.key_code))
-    )
+        return sums[:, 1:], np.full(len(query), -math.inf)
+    query_code = np.zeros((len(query), 0)) if points.query_code is None else points.query_code
+    key_code = np.zeros((len(key), 0)) if points.key_code is None else points.key_code
     scale = np.sqrt(2 * (points.slope + points.jump))  # so that categories part as coordinates do
+    query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
     # For few queries, sorting all keys takes longer than looking at them.
     if len(query) > FEW:
         key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
     else:
         key_order, starts = np.arange(len(key)), cuts(len(key), KEYS)
-    query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
     own = np.full(len(query), -1)
     if points.own is not None:
         went = np.empty(len(key), np.int64)
         went[key_order] = np.arange(len(key))
         own = np.where(points.own < 0, -1, went[points.own])[query_order]
-    deviation = points.value - centre
-    mass = np.ones(len(key)) if points.weight is None else points.weight
-    single, share = precision(deviation, tolerance)
+    heaviest = 1.0 if points.weight is None else float(points.weight.max())
+    mass = np.ones(len(key)) if points.weight is None else points.weight[key_order] / heaviest
+    trusted, share = precision(points, tolerance, moments)
     allowed = share / float(mass.sum()) if skip else -1.0
-    column = np.hstack([mass[:, None], deviation * mass[:, None]])[key_order].T.copy()
+    column = np.vstack([np.ones(len(key)), points.value[key_order].T])
+    single = (column * mass).astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
     keys, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
     asked = query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own
-    known = keys, codes, points.slope.astype(float), points.jump.astype(float)
-    tree = boxed(np.vstack([keys, codes]), starts)
+    with np.errstate(divide="ignore"):  # a key without weight is not seen
+        known = keys, codes, points.slope.astype(float), points.jump.astype(float), np.log(mass)
+    setting = boxed(np.vstack([keys, codes]), starts), column, single, trusted, allowed, points.weight is not None
     run = compiled(points.kind, features if not moments else 0, points.columns > 0, moments)
-    trusted = TRUSTED[points.kind] * float(mass.max()) if single and not moments else math.inf
-    if points.weight is not None and points.kind not in (GAUSSIAN, LAPLACE):
-        trusted = math.inf
-    column32 = column.astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
-    setting = column, column32, trusted, allowed, points.weight is not None
     blocks = len(query_starts) - 1
     size = max(1, -(-blocks // 128))
     found, relative = np.zeros_like(sums), np.zeros_like(shift)
     spread(
-        lambda begin: run(begin, min(begin + size, blocks), asked, known, tree, *setting, found, relative),
+        lambda begin: run(begin, min(begin + size, blocks), asked, known, *setting, found, relative),
         range(0, blocks, size),
     )
     sums[query_order], shift[query_order] = found, relative
-    return sums, shift, centre
+    seen = sums[:, 0] > 0
+    total = np.where(seen, sums[:, 0], 1.0)
+    return sums[:, 1:] / total[:, None], np.where(seen, shift + np.log(total) + math.log(heaviest), -math.inf)
 
 
-def precision(deviation: Array, tolerance: float) -> tuple[bool, float]:
-    """Whether float32 will do, and what share of the weight may be left out.
+def precision(points: Points, tolerance: float, moments: bool) -> tuple[float, float]:
+    """The summed weight from which float32 will do, and what share of the weight may be left out.
 
     What is left out may be the value furthest from the mean, while the promise is in standard deviations.
     """
-    furthest, typical = np.abs(deviation).max(axis=0), deviation.std(axis=0)
-    worst = float(np.max(np.where(typical > 0, furthest / np.where(typical > 0, typical, 1.0), 1.0), initial=1.0))
-    return tolerance >= SINGLE and worst <= OUTLIER, 0.25 * tolerance / worst
+    worst = float(np.abs(points.value).max(initial=1.0))
+    light = points.weight is not None and points.kind not in (GAUSSIAN, LAPLACE)
+    exact = moments or tolerance < SINGLE or worst > OUTLIER or light
+    # What is left out of moments counts times its distance squared.
+    return math.inf if exact else TRUSTED[points.kind], 0.25 * tolerance / worst * (tolerance if moments else 1.0)
 
 
 @functools.cache
@@ -175,8 +178,15 @@ def compiled(kind: int, features: int, coded: bool, moments: bool) -> Callable[.
     from regard.engines import pair_loops  # imports numba
 
     unrolled = features if features <= pair_loops.UNROLLED else 0
-    loop: Any = pair_loops.make_pool(kind, unrolled, coded, moments)
+    loop: Any = pair_loops.make_pool(kind, unrolled, coded, moments, source_version())
     return loop  # type: ignore[no-any-return]
+
+
+@functools.cache
+def source_version() -> int:
+    """A number that changes with the loops' sources: Numba looks at the one file only that a function stands in."""
+    here = Path(__file__).parent
+    return zlib.crc32(b"".join((here / name).read_bytes() for name in ("lanes.py", "loops.py", "points.py")))
 
 
 def neighbours(points: Array, size: int) -> tuple[Array, Array]:

@@ -29,6 +29,8 @@ KINDS: dict[type[Kernel], int] = {
     Boxcar: BOXCAR,
     Tricube: TRICUBE,
 }
+LIGHTEST = 600.0
+"""How far the logs of the keys' weights may lie apart: e⁻⁶⁰⁰ is still a number."""
 Array = Any
 """A NumPy array; shapes are in the comments."""
 
@@ -82,6 +84,14 @@ class Moments(NamedTuple):
     product: Array  # [queries, features, values]  of u yᵀ
 
 
+def standards(value: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of the columns; of a constant one its value and 0, so that it stays exact."""
+    if not len(value):
+        return np.zeros(value.shape[1]), np.zeros(value.shape[1])
+    constant = value.min(axis=0) == value.max(axis=0)
+    return np.where(constant, value[0], value.mean(axis=0)), np.where(constant, 0.0, value.std(axis=0))
+
+
 def reason_against(engine: str, job: Job) -> str | None:
     """Why an engine of kernels cannot do a job, in words."""
     if kernel_of(job) is None:
@@ -92,6 +102,8 @@ def reason_against(engine: str, job: Job) -> str | None:
         return f"{engine} takes no dropout, got {job.dropout}"
     if not all(part is others or of_keys(part, job) for part in parts_of(job.mask)):
         return f"{engine} takes no mask but regard.masks.others, or one of the keys alone, [k] or [1, k]"
+    if not heavy_enough(job):
+        return f"{engine} takes biases of keys that differ by less than {LIGHTEST:g}, or are -inf"
     if job.query.device.type != "cpu":
         return f"{engine} runs on the CPU, got tensors on {job.query.device}"
     if torch.is_grad_enabled() and any(x.requires_grad for x in learning(job)):
@@ -110,6 +122,13 @@ def kernel_of(job: Job) -> Kernel | None:
 def of_keys(part: Mask, job: Job) -> bool:
     """Whether a mask is a tensor with one entry a key, for all queries alike."""
     return isinstance(part, Tensor) and two_dimensional(part).shape[:-1].numel() == 1
+
+
+def heavy_enough(job: Job) -> bool:
+    """Whether no key that is seen is so light that its weight underflows."""
+    bias = bias_of(job)
+    seen = bias[bias > -np.inf]
+    return not len(seen) or bool(seen.max() - seen.min() < LIGHTEST)
 
 
 def learning(job: Job) -> Iterator[Tensor]:
@@ -163,12 +182,18 @@ def from_job(job: Job, pool: Callable[[Points], Pooled]) -> Attended:
 
 def key_weights(job: Job) -> tuple[Array | None, float, Array]:
     """The weights that masks give to keys, relative to exp of the number behind them, and which keys have any."""
-    biases = [
-        part.detach().expand(*part.shape[:-1], job.keys) for part in parts_of(job.mask) if isinstance(part, Tensor)
-    ]
-    if not biases or not job.keys:
+    if not any(isinstance(part, Tensor) for part in parts_of(job.mask)) or not job.keys:
         return None, 0.0, np.ones(job.keys, bool)
-    bias: Array = np.sum([as_bias(part).reshape(-1).double().numpy() for part in biases], axis=0)
-    highest = float(bias.max())
+    bias = bias_of(job)
     seen = bias > -np.inf
-    return np.exp(bias[seen] - highest), highest if seen.any() else 0.0, seen
+    highest = float(bias.max()) if seen.any() else 0.0
+    return np.exp(bias[seen] - highest), highest, seen
+
+
+def bias_of(job: Job) -> Array:
+    """What masks add to the scores of each key, [keys]."""
+    bias = np.zeros(job.keys)
+    for part in parts_of(job.mask):
+        if isinstance(part, Tensor):
+            bias = bias + as_bias(part.detach().cpu()).reshape(-1).double().numpy()
+    return bias

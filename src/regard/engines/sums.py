@@ -15,16 +15,18 @@ from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE, Array
 
 FEW = 2**20
 """Pairs that are done before loops would be loaded."""
+FINEST = 1e-9
+"""The least tolerance that a transform is worth trying for."""
 BLOCK = 2**18
 """Pairs at once in the dense sums."""
 
 
-def plan(points: Points) -> Plan:
+def plan(points: Points, tolerance: float = 1e-6) -> Plan:
     """The engine for these points, and why."""
     count = len(points.query) * len(points.key)
     if count <= FEW:
         return Plan("dense", f"there are only {count:,} pairs")
-    reason = gauss.suits(points)
+    reason = "gauss is not that exact" if tolerance < FINEST else gauss.suits(points)
     if reason is None:
         return Plan(
             "gauss", f"a Gaussian of {points.query.shape[1]} features and {count:,} pairs: by Fourier transform"
@@ -34,12 +36,12 @@ def plan(points: Points) -> Plan:
 
 def pool(points: Points, tolerance: float = 1e-6) -> Pooled:
     """Weighted means of the values, `[queries, values]`, and log weights `[queries]`."""
-    return POOLS[plan(points).engine](points, tolerance)
+    return POOLS[plan(points, tolerance).engine](points, tolerance)
 
 
 def moments(points: Points, tolerance: float = 1e-6) -> Moments:
     """Weighted means of the values, the offsets and their products: what a local line is fitted from."""
-    return MOMENTS[plan(points).engine](points, tolerance)
+    return MOMENTS[plan(points, tolerance).engine](points, tolerance)
 
 
 def dense_pool(points: Points, tolerance: float = 0.0) -> Pooled:
