@@ -28,7 +28,7 @@ from regard.engines.lanes import COUNT, add_to, load, power_of_two, root, splat,
 from regard.engines.loops import EXACT, SUM, exponential
 from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
 
-NARROW = 6.0
+NARROW = 8.0
 """How many bandwidths wide a block of queries may be for coordinates of one word."""
 NEAR = -4.5
 """The log weight that some block must reach for float32: of keys that are all farther, it rounds the exponents."""
