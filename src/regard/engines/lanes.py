@@ -175,9 +175,14 @@ LEAST = np.float32(-100)
 @njit
 def power_of_two(x: Any) -> Any:
     """2^x for x ≤ 0, to 2e-7; 8e-31 where it would be less."""
-    y = where_below(x, splat(LEAST), splat(LEAST), x)
-    rounded = y + splat(ROUND)
-    f = y - (rounded - splat(ROUND))
+    return small_power_of_two(where_below(x, splat(LEAST), splat(LEAST), x))
+
+
+@njit
+def small_power_of_two(x: Any) -> Any:
+    """2^x for |x| ≤ 100, to 2e-7."""
+    rounded = x + splat(ROUND)
+    f = x - (rounded - splat(ROUND))
     p = splat(P5) * f + splat(P4)
     p = p * f + splat(P3)
     p = p * f + splat(P2)

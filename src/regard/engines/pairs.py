@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.engines.job import Job
+from regard.engines.pair_parts import Asked, Known, Limits, Tree
 from regard.engines.points import (
     BOXCAR,
     EPANECHNIKOV,
@@ -142,16 +143,18 @@ def summed(points: Points, tolerance: float, *, moments: bool, skip: bool = True
     column = np.vstack([np.ones(len(key)), points.value[key_order].T])
     single = (column * mass).astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
     keys, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
-    asked = query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own
     with np.errstate(divide="ignore"):  # a key without weight is not seen
-        known = keys, codes, points.slope.astype(float), points.jump.astype(float), np.log(mass)
-    setting = boxed(np.vstack([keys, codes]), starts), column, single, trusted, allowed, points.weight is not None
+        log_mass = np.log(mass)
+    asked = Asked(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own)
+    known = Known(keys, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, single)
+    tree = boxed(np.vstack([keys, codes]), starts)
+    limits = Limits(trusted, allowed, points.weight is not None, points.own is not None)
     run = compiled(points.kind, features if not moments else 0, points.columns > 0, moments)
     blocks = len(query_starts) - 1
     size = max(1, -(-blocks // 128))
     found, relative = np.zeros_like(sums), np.zeros_like(shift)
     spread(
-        lambda begin: run(begin, min(begin + size, blocks), asked, known, *setting, found, relative),
+        lambda begin: run(begin, min(begin + size, blocks), asked, known, tree, limits, found, relative),
         range(0, blocks, size),
     )
     sums[query_order], shift[query_order] = found, relative
@@ -186,7 +189,8 @@ def compiled(kind: int, features: int, coded: bool, moments: bool) -> Callable[.
 def source_version() -> int:
     """A number that changes with the loops' sources: Numba looks at the one file only that a function stands in."""
     here = Path(__file__).parent
-    return zlib.crc32(b"".join((here / name).read_bytes() for name in ("lanes.py", "loops.py", "points.py")))
+    sources = ("lanes", "loops", "pair_bounds", "pair_exact", "pair_parts", "pair_quick", "points")
+    return zlib.crc32(b"".join((here / f"{name}.py").read_bytes() for name in sources))
 
 
 def neighbours(points: Array, size: int) -> tuple[Array, Array]:
@@ -215,11 +219,11 @@ def split(points: Array, order: Array, size: int) -> Array:
     return np.concatenate([split(points, parted[:middle], size), split(points, parted[middle:], size)])
 
 
-def boxed(points: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
+def boxed(points: Array, starts: Array) -> Tree:
     """Blocks and groups of blocks of points `[dimensions, points]`, with their boxes `[boxes, 2, dimensions]`."""
     low, high = (extreme.reduceat(points, starts[:-1], axis=1) for extreme in (np.minimum, np.maximum))
     group_starts = np.append(np.arange(0, len(starts) - 1, GROUP), len(starts) - 1)
     group_low = np.minimum.reduceat(low, group_starts[:-1], axis=1)
     group_high = np.maximum.reduceat(high, group_starts[:-1], axis=1)
     boxes, group_boxes = (np.stack([a.T, b.T], axis=1) for a, b in ((low, high), (group_low, group_high)))
-    return starts, np.ascontiguousarray(boxes), group_starts, np.ascontiguousarray(group_boxes)
+    return Tree(starts, np.ascontiguousarray(boxes), group_starts, np.ascontiguousarray(group_boxes))
