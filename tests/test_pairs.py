@@ -297,6 +297,12 @@ def test_moments_keep_what_is_far_and_many():
     assert_allclose(found.square, exact.square, rtol=1e-6)
 
 
+@pytest.mark.parametrize("far", [10.0, 14.0, 23.5, 90.0])
+def test_near_and_far_keys_in_one_block(far):
+    key = np.concatenate([np.linspace(0, 1, 190), np.full(60, far)])[:, None]
+    check_pooled(Points(np.linspace(0, 0.1, 64)[:, None], key, np.sin(key), GAUSSIAN), 1e-6, pairs.pool)
+
+
 def test_no_column_of_values():
     x = torch.randn(5, 2)
     for engine in ("pairs", "gauss"):
