@@ -1,0 +1,145 @@
+"""A run on disk: what it needs to go on as if it had never stopped.
+
+Model, optimizer, schedule, torch's random numbers, the place in the epoch and the history so far, in one folder of
+JSON and safetensors that is replaced as a whole: a run that is killed leaves the last one, never a part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from regard import saving
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run is kept, and whether it goes on.
+
+    folder   of this run alone
+    every    so many steps; also after each epoch
+    resume   go on from what is there, if anything is. Without it, an unfinished run is not overwritten
+    about    settings that must be the same when it goes on
+    """
+
+    folder: str | Path
+    every: int = 500
+    resume: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"a checkpoint must be written every 1 step or more, got every={self.every}")
+
+
+@dataclass
+class Progressed:
+    """How far a run has come."""
+
+    epoch: int = 0
+    batches: int = 0  # done in this epoch
+    steps: int = 0  # of the optimizer, in all
+    losses: list[float] = field(default_factory=list)  # of this epoch's steps
+    epoch_losses: list[float] = field(default_factory=list)
+    validations: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+    best: dict[str, Tensor] | None = None
+    finished: bool = False
+
+
+def keep(
+    checkpoint: Checkpoint, at: Progressed, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
+) -> None:
+    """Write a run down."""
+    state = optimizer.state_dict()
+    arrays = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    arrays |= {f"best.{name}": tensor for name, tensor in (at.best or {}).items()}
+    numbers: dict[str, Any] = {}
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            where = arrays if isinstance(value, Tensor) else numbers
+            where[f"optimizer.{number}.{name}"] = value
+    arrays["random"] = torch.get_rng_state()
+    config = {
+        "checkpoint": {name: value for name, value in vars(at).items() if name != "best"},
+        "about": settings(checkpoint),
+        "optimizer": {"groups": plain(state["param_groups"]), "numbers": numbers},
+        "schedule": None if schedule is None else plain(schedule.state_dict()),
+    }
+    saving.write(checkpoint.folder, config, {name: tensor.cpu().numpy() for name, tensor in arrays.items()})
+
+
+def found(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
+) -> Progressed | None:
+    """The run in the folder, with everything set to where it was; None if there is none, or it is to be begun anew."""
+    folder = Path(checkpoint.folder)
+    if not (folder / saving.CONFIG).exists():
+        saving.check_place(folder)
+        return None
+    config, arrays = saving.read(folder)
+    if "checkpoint" not in config:
+        raise ValueError(f"{folder} holds a model, not a run that could go on: choose another folder for checkpoints")
+    at = Progressed(**config["checkpoint"])
+    if not checkpoint.resume:
+        if not at.finished:
+            raise FileExistsError(
+                f"{folder} holds a run that stopped after {at.steps} steps: pass resume=True to go on with it,"
+                " or remove the folder to begin anew"
+            )
+        return None
+    check_about(folder, config["about"], settings(checkpoint))
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    try:
+        model.load_state_dict(under("model.", tensors))
+        optimizer.load_state_dict(optimizer_state(config["optimizer"], under("optimizer.", tensors)))
+        if schedule is not None:
+            schedule.load_state_dict(config["schedule"])
+        torch.set_rng_state(tensors["random"])
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} holds a run of another model or optimizer: {error}") from None
+    at.best = under("best.", tensors) or None
+    return at
+
+
+def settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What must be the same, as JSON gives it back."""
+    return {name: saving.jsonable(value) for name, value in checkpoint.about.items()}
+
+
+def check_about(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """A run goes on with the settings it was begun with."""
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{folder} holds a run with {name}={before.get(name)!r}, now it is {now.get(name)!r}:"
+                " go on with the same settings, or choose another folder"
+            )
+
+
+def optimizer_state(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """An optimizer's state as it gives it, from what was written."""
+    state: dict[int, dict[str, Any]] = {}
+    for place, value in {**tensors, **under("optimizer.", config["numbers"])}.items():
+        number, name = place.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    return {"state": state, "param_groups": config["groups"]}
+
+
+def under(start: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept under a name, without it."""
+    return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of a state: numbers and lists; a schedule's own functions are its maker's."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items() if not callable(one)}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value if not callable(one)]
+    return value.item() if isinstance(value, Tensor) else value

@@ -1,0 +1,263 @@
+"""The one training loop: every model that learns by gradients learns here.
+
+    for each epoch:                    batches(epoch) says what is seen, and in which order
+        for each batch:                θ ← optimizer(θ, ∇ loss(batch)); the schedule moves on
+        validate():                    lower is better; the best state is kept, and given back at the end
+
+The loop knows nothing of what it trains. A model, its data and its loss come in as callables, so that a
+kernel's metric and a translator are trained by the same lines. What is random is drawn by them: the same
+callables give the same result.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from regard.progress import ProgressBar
+from regard.training.checkpoints import Checkpoint, Progressed, found, keep
+from regard.training.team import Team, rows
+
+Batch = TypeVar("Batch")
+
+
+class History(NamedTuple):
+    """What a training went through, epoch by epoch. Epochs count from 0, as `batches` is asked for them."""
+
+    loss: tuple[float, ...]  # mean over the epoch's steps
+    validation: tuple[float, ...]  # empty where there was no `validate`
+    best_epoch: int  # whose state the model now has: the lowest validation, or else the last
+
+
+def train(
+    model: nn.Module,
+    batches: Callable[[int], Iterable[Batch]],
+    loss: Callable[[Batch], Tensor],
+    *,
+    optimizer: torch.optim.Optimizer,
+    schedule: LRScheduler | None = None,
+    epochs: int,
+    validate: Callable[[], float] | None = None,
+    patience: int | None = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+    count: Callable[[Batch], int] = rows,
+    unit: str | None = None,
+    checkpoint: Checkpoint | None = None,
+    board: str | Path | None = None,
+    team: Team | None = None,
+    describe: str = "training",
+    progress: bool = True,
+) -> History:
+    """Trains the model in place, and says how it went.
+
+    batches     what epoch 0, 1, … sees; what has a length moves the progress bar within the epoch. The same epoch
+                must be given the same batches, or a run that goes on would not be the one that was begun
+    loss        of one batch, a number to make small: the mean over what `count` counts
+    schedule    is stepped after every step of the optimizer
+    validate    is called after every epoch, without gradients and in `eval` mode; lower is better, and the
+                model ends with the state of the best epoch
+    patience    stops after so many epochs without a better validation
+    clip        the largest norm that the gradient, of all that the optimizer changes, may have
+    accumulate  batches to a step of the optimizer, for batches that do not fit into memory at once
+    count       how much a batch is worth beside others in a step: its rows, or its tokens
+    unit        what is counted, to show how many of them are seen in a second
+    checkpoint  where the run is kept, and whether it goes on
+    board       a folder for TensorBoard
+    team        the processes that train together; `Team.found()` are those that `torchrun` started
+    progress    a bar on stderr, where that is a terminal and it takes longer than a second
+
+    >>> import torch
+    >>> line = torch.nn.Linear(1, 1)
+    >>> x = torch.linspace(-1, 1, 9).unsqueeze(-1)
+    >>> loss = lambda batch: (line(batch) - 3 * batch).square().mean()
+    >>> optimizer = torch.optim.Adam(line.parameters(), lr=0.1)
+    >>> history = train(line, lambda epoch: [x], loss, optimizer=optimizer, epochs=200)
+    >>> round(line.weight.item(), 2)
+    3.0
+    """
+    check_settings(epochs, validate, patience, clip, accumulate)
+    team = team or Team()
+    at = (found(checkpoint, model, optimizer, schedule) if checkpoint else None) or Progressed()
+    team.same(model)
+    shown = ProgressBar(describe, epochs, shown=progress and team.leads)
+    with mode_kept(model), shown as bar, scalars(board if team.leads else None) as note:
+        run = Run(model, loss, optimizer, schedule, clip, accumulate, count, unit, checkpoint, team, bar, note, at)
+        while at.epoch < epochs and not at.finished:
+            run.epoch(batches(at.epoch))
+            if validate is None:
+                at.best_epoch = at.epoch
+            else:
+                at.validations.append(validated(model, validate, at.epoch, team))
+                if at.best is None or at.validations[-1] < at.validations[at.best_epoch]:
+                    at.best_epoch, at.best = at.epoch, copied_state(model)
+                bar.note(best=at.validations[at.best_epoch])
+                note("validation", at.validations[-1], at.steps)
+            stopped = patience is not None and at.epoch - at.best_epoch >= patience
+            at.epoch += 1
+            at.finished = stopped or at.epoch == epochs
+            run.keep()
+    if at.best is not None:
+        model.load_state_dict(at.best)
+    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch)
+
+
+@dataclass
+class Run(Generic[Batch]):
+    """One training under way: the arguments of `train`, where it shows and notes, and how far it has come."""
+
+    model: nn.Module
+    loss: Callable[[Batch], Tensor]
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler | None
+    clip: float | None
+    accumulate: int
+    count: Callable[[Batch], int]
+    unit: str | None
+    checkpoint: Checkpoint | None
+    team: Team
+    bar: ProgressBar
+    note: Callable[[str, float, int], None]
+    at: Progressed
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that the optimizer changes."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def epoch(self, batches: Iterable[Batch]) -> None:
+        """One pass over the epoch's batches, from the first that is not yet done."""
+        self.model.train()
+        at, length = self.at, len(batches) if isinstance(batches, Sized) else None
+        left = itertools.islice(batches, at.batches, None)
+        began, seen = time.perf_counter(), 0
+        while group := list(itertools.islice(left, self.accumulate)):
+            value, counted = self.step(group)
+            at.losses.append(value)
+            at.batches, at.steps, seen = at.batches + len(group), at.steps + 1, seen + counted
+            per_second = {f"{self.unit}/s": seen / (time.perf_counter() - began)} if self.unit else {}
+            self.bar.note(loss=value, done=at.epoch + (at.batches / length if length else 0), **per_second)
+            self.note("loss", value, at.steps)
+            self.note("rate", self.optimizer.param_groups[0]["lr"], at.steps)
+            for name, number in per_second.items():
+                self.note(name, number, at.steps)
+            if self.checkpoint and at.steps % self.checkpoint.every == 0:
+                self.keep()
+        if not at.losses:
+            raise ValueError(f"batches must give at least one batch an epoch, got none in epoch {at.epoch}")
+        at.epoch_losses.append(sum(at.losses) / len(at.losses))
+        at.batches, at.losses = 0, []
+        self.bar.note(done=at.epoch + 1)
+
+    def step(self, group: list[Batch]) -> tuple[float, int]:
+        """One step down the gradient of some batches; the loss it started from, and how much was counted."""
+        self.optimizer.zero_grad()
+        if len(group) == self.team.size == 1:
+            value, counted = self.backward(self.loss(group[0])), self.count(group[0])
+        else:
+            value, counted = self.together(group)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        return value, counted
+
+    def together(self, group: list[Batch]) -> tuple[float, int]:
+        """The gradient of the mean over several batches, each shared by all processes."""
+        total, counted = 0.0, 0
+        for batch in map(self.team.share, group):
+            here = self.count(batch) if rows(batch) else 0
+            if here:
+                total += self.backward(self.loss(batch) * here)
+                counted += here
+        both = self.team.add(torch.tensor([total, counted], dtype=torch.float64)).tolist()
+        self.team.add_gradients(self.parameters)
+        torch._foreach_div_([p.grad for p in self.parameters if p.grad is not None], both[1])
+        return both[0] / both[1], int(both[1])
+
+    def backward(self, loss: Tensor) -> float:
+        """The gradients of a loss, which must be a number."""
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            rate = self.optimizer.param_groups[0]["lr"]
+            raise FloatingPointError(
+                f"the loss became {value} in epoch {self.at.epoch}, batch {self.at.batches}: try a smaller learning"
+                f" rate than {rate:g}, clip={1.0 if self.clip is None else self.clip / 10:g}, or look for NaN in the"
+                " data"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    def keep(self) -> None:
+        """Write the run down."""
+        if self.checkpoint and self.team.leads:
+            keep(self.checkpoint, self.at, self.model, self.optimizer, self.schedule)
+
+
+def validated(model: nn.Module, validate: Callable[[], float], epoch: int, team: Team) -> float:
+    """The validation, which may be infinite but must be a number: NaN is better and worse than nothing."""
+    model.eval()
+    with torch.no_grad():
+        value = team.from_leader(float(validate()) if team.leads else 0.0)
+    if math.isnan(value):
+        raise FloatingPointError(
+            f"validation gave NaN after epoch {epoch}: try a smaller learning rate, or look for NaN in what it reads"
+        )
+    return value
+
+
+def copied_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state as it is now: `state_dict` alone would go on changing with the model."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def check_settings(
+    epochs: int, validate: Callable[[], float] | None, patience: int | None, clip: float | None, accumulate: int
+) -> None:
+    """Settings that make no sense are refused before the first batch, not after an hour."""
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}")
+    if patience is not None and validate is None:
+        raise ValueError(f"patience needs validate, got patience={patience} and validate=None")
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience must be at least 1, got {patience}")
+    if clip is not None and not clip > 0:  # NaN too is not
+        raise ValueError(f"clip must be positive, got {clip}")
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+
+
+@contextmanager
+def mode_kept(model: nn.Module) -> Iterator[None]:
+    """Leaves each part of a model in `train` or `eval` mode as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def scalars(folder: str | Path | None) -> AbstractContextManager[Callable[[str, float, int], Any]]:
+    """A function that notes a number, by name and step, for TensorBoard; without a folder it notes nothing."""
+    return nullcontext(lambda name, value, step: None) if folder is None else to_board(Path(folder))
+
+
+@contextmanager
+def to_board(folder: Path) -> Iterator[Callable[[str, float, int], Any]]:
+    """The same where there is a folder."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ModuleNotFoundError("a TensorBoard folder was given: pip install tensorboard") from None
+    with SummaryWriter(str(folder)) as writer:
+        yield writer.add_scalar

@@ -1,0 +1,236 @@
+"""A run goes on as if it had never stopped; several processes train what one does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from regard import saving
+from regard.training import Checkpoint, Team, train, warm_cosine
+from regard.training.team import cut, rows
+
+# A model with dropout, so that random numbers count; six batches an epoch, which differ between epochs.
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+from regard.training import Checkpoint, Team, train, warm_cosine
+
+def batches(epoch):
+    generator = torch.Generator().manual_seed(epoch)
+    return [torch.randn(7, 5, generator=generator) for _ in range(6)]
+
+def run(checkpoint=None, *, epochs=4, dropout=0.3, pause=0.0, team=None, accumulate=1, validate=True):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 11), nn.Dropout(dropout), nn.Tanh(), nn.Linear(11, 5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+    def loss(batch):
+        time.sleep(pause)
+        return (model(batch) - batch.flip(-1)).square().mean()
+
+    history = train(
+        model, batches, loss, optimizer=optimizer, schedule=warm_cosine(optimizer, epochs * 6, warm=3), epochs=epochs,
+        validate=(lambda: loss(batches(99)[0]).item()) if validate else None, clip=1.0, checkpoint=checkpoint,
+        team=team, accumulate=accumulate,
+    )
+    return model, history
+"""
+space: dict = {}
+exec(SCRIPT, space)
+run, batches = space["run"], space["batches"]
+
+
+def script(tmp_path, last_line):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT + textwrap.dedent(last_line))
+    return str(path)
+
+
+def same(model, other):
+    for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stopped_after(steps, checkpoint, **settings):
+    """A run that breaks off, with the state of its last checkpoint."""
+    calls = 0
+
+    def count_down(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls > steps:
+            raise StoppedError
+        return original(*arguments)
+
+    original = nn.Sequential.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Sequential, "forward", count_down)
+        with pytest.raises(StoppedError):
+            run(checkpoint, **settings)
+
+
+@pytest.mark.parametrize("steps", [4, 7, 9, 14, 20])
+def test_a_run_that_goes_on_is_the_unbroken_one_to_the_bit(tmp_path, steps):
+    whole, history = run()
+    stopped_after(steps, Checkpoint(tmp_path / "run", every=2))
+    torch.manual_seed(99)
+    again, resumed = run(Checkpoint(tmp_path / "run", every=2, resume=True))
+    same(whole, again)
+    assert resumed == history
+    finished, found = run(Checkpoint(tmp_path / "run", resume=True))
+    same(whole, finished)
+    assert found == history
+
+
+def test_a_killed_run_leaves_the_last_whole_checkpoint(tmp_path):
+    whole, _ = run()
+    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.05)\n")
+    process = subprocess.Popen([sys.executable, path])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / saving.CONFIG).exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    steps = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]["steps"]
+    assert 0 < steps < 24
+    again, _ = run(Checkpoint(tmp_path / "run", every=1, resume=True))
+    same(whole, again)
+
+
+def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2))
+    with pytest.raises(FileExistsError, match="stopped after 4 steps: pass resume=True"):
+        run(Checkpoint(tmp_path / "run"))
+    run(Checkpoint(tmp_path / "run", resume=True))
+    run(Checkpoint(tmp_path / "run"))
+
+
+def test_what_cannot_go_on_says_why(tmp_path):
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2, about={"size": 11}))
+    with pytest.raises(ValueError, match=r"a run with size=11, now it is 12"):
+        run(Checkpoint(tmp_path / "run", resume=True, about={"size": 12}))
+    other = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="a run of another model"):
+        train(
+            other,
+            lambda epoch: [torch.ones(2, 2)],
+            lambda batch: other(batch).sum(),
+            optimizer=torch.optim.SGD(other.parameters(), lr=0.1),
+            epochs=1,
+            checkpoint=Checkpoint(tmp_path / "run", resume=True, about={"size": 11}),
+        )
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"torn")
+    (tmp_path / "run" / "model-2.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="cannot be read"):
+        run(Checkpoint(tmp_path / "run", resume=True, about={"size": 11}))
+    saving.write(tmp_path / "model", {"estimator": "Other"}, {})
+    with pytest.raises(ValueError, match="holds a model, not a run"):
+        run(Checkpoint(tmp_path / "model", resume=True))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="not empty and holds no model"):
+        run(Checkpoint(tmp_path / "mine"))
+    with pytest.raises(ValueError, match="every=0"):
+        Checkpoint(tmp_path, every=0)
+
+
+def test_accumulated_batches_are_one_large_batch():
+    torch.manual_seed(0)
+    parts = [torch.randn(n, 5) for n in (2, 3, 6)]
+
+    def trained(batches, **settings):
+        torch.manual_seed(1)
+        model = nn.Linear(5, 1)
+        train(
+            model,
+            lambda epoch: batches,
+            lambda batch: (model(batch) - 1).square().mean(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            epochs=3,
+            clip=0.5,
+            **settings,
+        )
+        return model
+
+    for one, two in zip(
+        trained([torch.cat(parts)]).parameters(), trained(parts, accumulate=3).parameters(), strict=True
+    ):
+        assert_close(one, two)
+    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
+        trained(parts, accumulate=0)
+
+
+def test_two_processes_train_what_one_does(tmp_path):
+    """Rows of a batch are odd in number, so that the shares differ."""
+    alone, history = run(dropout=0.0, accumulate=2)
+    path = script(
+        tmp_path,
+        f"""
+        from safetensors.torch import save_model
+        team = Team.found()
+        model, history = run(dropout=0.0, accumulate=2, team=team, checkpoint=Checkpoint({str(tmp_path / "run")!r}))
+        save_model(model, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        assert team.size == 2
+        """,
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    from safetensors.torch import load_file
+
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(first[name], second[name])
+        assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
+    kept = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]
+    assert_close(tuple(kept["validations"]), history.validation, rtol=1e-5, atol=1e-6)
+
+
+def test_a_team_shares_every_row_once():
+    batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
+    shares = [cut(batch, rank, 3) for rank in range(3)]
+    assert sorted(torch.cat([share["x"] for share in shares]).tolist()) == list(range(7))
+    assert rows(shares[1]) == 2
+    assert (shares[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
+    with pytest.raises(TypeError, match="batches made of tensors, got str"):
+        cut(("a",), 0, 2)
+    assert Team().share("anything") == "anything"
+
+
+def test_tensorboard_gets_the_numbers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(
+        model,
+        lambda epoch: [torch.ones(3, 1)] * 2,
+        lambda batch: model(batch).square().mean(),
+        optimizer=optimizer,
+        schedule=warm_cosine(optimizer, 4),
+        epochs=2,
+        validate=lambda: 0.5,
+        unit="rows",
+        board=tmp_path / "board",
+    )
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
+    assert [event.value for event in events.Scalars("validation")] == [0.5, 0.5]
+    assert {"loss", "rate", "rows/s", "validation"} == set(events.Tags()["scalars"])
