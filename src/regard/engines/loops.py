@@ -195,10 +195,20 @@ def distances_backward(
 
 @compiled(nogil=True, fastmath=SUM)
 def soften(
-    block: Any, highest: Any, total: Any, summed: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
+    block: Any,
+    reach: Any,
+    highest: Any,
+    total: Any,
+    summed: Any,
+    first: Any,
+    second: Any,
+    start: Any,
+    drop: Any,
+    scale: Any,
 ) -> None:
     """Scores become exp(score - highest), dropped and scaled; the running sums are brought up to date.
 
+    reach                   how many keys the first row sees, each further row one more; what it does not see is 0
     highest, total [rows]   the largest score so far, and the sum of exp(score - highest), kept or not
     summed [rows, values]   the values weighted so far; it fades as `highest` rises
     first, second [rows]    the rows' dropout keys; start: the index of the block's first key
@@ -206,7 +216,11 @@ def soften(
     """
     nothing = block.dtype.type(0)
     for i in range(block.shape[0]):
-        row = block[i]
+        count = min(block.shape[1], max(0, reach + i))
+        row = block[i, :count]
+        block[i, count:] = 0
+        if count == 0:
+            continue
         before = highest[i]
         shift = rise(before, row)
         highest[i] = shift
@@ -245,6 +259,7 @@ def normalise(total: Any, summed: Any) -> None:
 def soften_backward(
     block: Any,
     slope: Any,
+    reach: Any,
     highest: Any,
     total: Any,
     offset: Any,
@@ -262,7 +277,10 @@ def soften_backward(
     """
     nothing = block.dtype.type(0)
     for i in range(block.shape[0]):
-        row, slopes, shift, share, off = block[i], slope[i], highest[i], 1 / total[i], offset[i]
+        count = min(block.shape[1], max(0, reach + i))
+        block[i, count:] = 0
+        slope[i, count:] = 0
+        row, slopes, shift, share, off = block[i, :count], slope[i, :count], highest[i], 1 / total[i], offset[i]
         if shift == -np.inf:
             row[:] = 0
             slopes[:] = 0
@@ -278,6 +296,13 @@ def soften_backward(
                 keep = nothing if hashed(one, two, j) < drop else scale
                 row[j] = weight * keep
                 slopes[j] = weight * (slopes[j] * keep - off)
+
+
+@compiled(nogil=True, fastmath=EXACT)
+def hide(block: Any, reach: Any) -> None:
+    """-inf where a row does not see a key: the first row sees `reach` keys, each further row one more."""
+    for i in range(block.shape[0]):
+        block[i, max(0, reach + i) :] = -np.inf
 
 
 @compiled(nogil=True, fastmath=SUM)
