@@ -83,7 +83,9 @@ def attend(
     >>> regard.attend(query, key, value, mask=regard.masks.causal).shape
     torch.Size([2, 8, 5, 4])
     """
-    if engine is None and dropout == 0 and weigh is softmax and type(score) is Dot and (mask is None or mask is causal):
+    usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
+    if usual and (mask is None or mask is causal):
+        assert isinstance(score, Dot)
         mean = plain(query, key, value, score, mask is causal)
         if mean is not None:
             return mean

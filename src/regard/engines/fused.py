@@ -128,7 +128,7 @@ class Fold:
 
     def reach(self, rows: slice, columns: slice) -> int:
         """How many keys of a block its first query sees; each further query sees one more."""
-        return rows.start + 1 - columns.start if self.is_causal else columns.stop - columns.start
+        return int(rows.start + 1 - columns.start if self.is_causal else columns.stop - columns.start)
 
     def masking(self, lead: Sequence[int], rows: slice, columns: slice) -> list[Tensor] | None:
         """What else of the mask matters in a block, [rows, columns] each; None when it is all hidden."""

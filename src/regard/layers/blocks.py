@@ -225,6 +225,8 @@ class Decoder(nn.Module):
         """
         mask = causal if mask is None else both(causal, mask)
         kept = cache.blocks if cache else [None] * len(self.blocks)
+        if len(kept) != len(self.blocks):
+            raise ValueError(f"the cache is for {len(kept)} blocks, got a decoder of {len(self.blocks)}")
         for block, own in zip(self.blocks, kept, strict=True):
             x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=own)
         return self.norm(x)  # type: ignore[no-any-return]
