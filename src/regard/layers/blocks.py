@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.attend import Look
 from regard.engines.residual import add_dropped, dropped
 from regard.layers.cache import BlockCache, Cache
-from regard.layers.checks import positive, share
+from regard.layers.checks import check_rows, positive, share
 from regard.layers.heads import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
@@ -132,6 +132,7 @@ class Block(nn.Module):
         cache: BlockCache | None = None,
     ) -> Tensor:
         """The sums. `mask` is of x by x, `memory_mask` of x by the memory; a cache as in `MultiHeadAttention`."""
+        check_rows("x", x, self.attention.size, rank=3)
         own, kept = cache or (None, None)
         add = self.dropout.add
         x = self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask, cache=own), add)
