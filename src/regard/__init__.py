@@ -8,6 +8,7 @@ One operation, fast at every size, and every prediction shows its evidence.
 torch.Size([5, 2])
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from regard import masks, scores, weighing
@@ -16,7 +17,9 @@ from regard.engines.job import Plan
 from regard.parts import NOTHING, Attended, merge
 
 if TYPE_CHECKING:
+    from regard import layers
     from regard.estimators import NadarayaWatson, NadarayaWatsonClassifier, load
+    from regard.layers.watch import watch
 
 __version__ = "0.1.0"
 
@@ -29,18 +32,23 @@ __all__ = [
     "Plan",
     "attend",
     "attend_parts",
+    "layers",
     "load",
     "look",
     "masks",
     "merge",
     "plan",
     "scores",
+    "watch",
     "weighing",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Estimators are imported when they are first asked for: scikit-learn takes its time."""
+    """Layers and estimators are imported when they are first asked for: scikit-learn takes its time."""
+    if name in ("layers", "watch"):
+        layers = importlib.import_module("regard.layers")
+        return layers if name == "layers" else layers.watch
     if name in __all__:
         from regard import estimators
 

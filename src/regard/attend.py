@@ -23,9 +23,9 @@ from regard.engines.pairs import Pairs
 from regard.engines.stream import Stream, mask_gradient
 from regard.engines.top import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
-from regard.masks import Mask, parts_of
+from regard.masks import Mask, causal, parts_of
 from regard.parts import Attended
-from regard.scores import Score, is_inner_product, is_squared_distance, scaled_dot
+from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot
 from regard.weighing import Weighing, softmax
 
 
@@ -83,10 +83,23 @@ def attend(
     >>> regard.attend(query, key, value, mask=regard.masks.causal).shape
     torch.Size([2, 8, 5, 4])
     """
+    usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
+    if usual and (mask is None or mask is causal):
+        assert isinstance(score, Dot)
+        mean = plain(query, key, value, score, mask is causal)
+        if mean is not None:
+            return mean
     job = checked(query, key, value, score, mask, weigh, dropout)
     if engine is None:
         return ENGINES[choose(job).engine].attend(job)
     return named(engine, job).attend(job)
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
+    """The usual case without ceremony, or None: what `flash` does with tensors that need no preparing."""
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor):
+        return flash.straight(query, key, value, None if score.scaled else 1.0, is_causal)
+    return None
 
 
 def attend_parts(

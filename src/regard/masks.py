@@ -14,7 +14,7 @@ positions), and -inf forbids. `both` combines any two of these. A key that nobod
 anything; a value may not, since weight 0 times NaN is NaN.
 
 Indices are absolute positions, counted from 0 in the tensors given to `attend`. A query that sits
-elsewhere, say behind a cache of n keys, is shifted: `lambda q, k: causal(q + n, k)`.
+elsewhere, say behind a cache of n keys, is shifted: `shifted(causal, n)`.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
 
     A mask is a function of two positions and knows no lengths; that is why a block of it can be
     evaluated alone. For the bottom right corner (the last query sees the last key, as when decoding
-    with cached keys) shift the queries: `lambda q, k: causal(q + keys - queries, k)`.
+    with cached keys) shift the queries: `shifted(causal, keys - queries)`.
 
     >>> import torch
     >>> causal(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
@@ -141,6 +141,36 @@ def both(first: Mask, second: Mask) -> Both:
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
     return Both(first, second)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """See `shifted`."""
+
+    mask: MaskFunction
+    by: int
+
+    def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
+        return self.mask(query_index + self.by, key_index)
+
+
+def shifted(mask: Mask | None, by: int) -> Mask | None:
+    """The same mask for queries that stand `by` positions later, as behind that many cached keys.
+
+    Only what is a function of positions is shifted: a tensor is made for the queries it is given with.
+
+    >>> import torch
+    >>> shifted(causal, 1)(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
+    [[1, 1, 0], [1, 1, 1]]
+    """
+    if mask is None or isinstance(mask, Tensor) or by == 0:
+        return mask
+    if isinstance(mask, Both):
+        first, second = shifted(mask.first, by), shifted(mask.second, by)
+        assert first is not None
+        assert second is not None
+        return Both(first, second)
+    return Shifted(mask, by)
 
 
 def as_bias(allowed: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 WORD = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+OTHER = 0x9E3779B9  # makes the second word of a row's key unlike the first
 
 
 def draw_seed() -> int:
@@ -31,7 +32,7 @@ def keep_scale(dropout: float) -> float:
 def row_keys(seed: int, lead: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words that name a row of the mask, from the broadcast lead and query indices."""
     low, high = seed & WORD, (seed >> 32) & WORD
-    return tuple(mix(mix(lead + word) + query) for word in (low, high ^ 0x9E3779B9))  # type: ignore[return-value]
+    return tuple(mix(mix(lead + word) + query) for word in (low, high ^ OTHER))  # type: ignore[return-value]
 
 
 def kept(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from regard.masks import as_bias, causal
 from regard.scores import is_inner_product, is_squared_distance
 from regard.weighing import softmax
 
+FEW = 2**14
+"""Numbers of a result that are looked at all at once, to see whether one is 0."""
 MASK_LIMIT = 2**24
 """Largest mask, in elements, that is built for torch's kernel; larger ones are streamed."""
 
@@ -54,6 +56,22 @@ class Flash:
             return Stream().attend(job)
         mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
         return mean.to(job.value.dtype)
+
+
+def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_causal: bool) -> Tensor | None:
+    """The same for tensors that torch's kernel takes as they are, without a `Job`; None where one is needed.
+
+    One new query beside cached keys is done in the time that the checks of a job take.
+    """
+    shape, key_shape = query.shape, key.shape
+    fits = len(shape) == 4 and shape[:2] == key_shape[:2] and shape[3] == key_shape[3] and key_shape == value.shape
+    if not fits or shape[3] % 8 or not (query.dtype == key.dtype == value.dtype in (torch.float32, torch.float64)):
+        return None
+    if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
+        return None
+    mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
+    doubtful = suspect(mean) if is_causal or mean.numel() > FEW else not mean.all()
+    return None if doubtful else mean
 
 
 def folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:

@@ -13,7 +13,7 @@ share a key's gradient they are summed in a fixed order.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from regard.engines import dropout, loops
 from regard.engines.job import Job, spans
 from regard.engines.threads import Room, spread
-from regard.masks import Mask, block_of, parts_of
+from regard.masks import Mask, block_of, causal, parts_of
 from regard.parts import Attended
 from regard.scores import is_inner_product, is_squared_distance
 
@@ -113,10 +113,27 @@ class Fold:
         heads = enumerate(np.ndindex(*self.shape[:-2]))
         return [(number, lead, rows) for number, lead in heads for rows in spans(self.shape[-2], size)]
 
+    @functools.cached_property
+    def parts(self) -> list[Mask]:
+        """The parts of the mask but `causal`, which is a matter of how far a row reaches."""
+        return [part for part in parts_of(self.mask) if part is not causal]
+
+    @functools.cached_property
+    def is_causal(self) -> bool:
+        return any(part is causal for part in parts_of(self.mask))
+
+    def columns(self, rows: slice) -> Iterator[slice]:
+        """The keys that some of these queries may see, a block at a time."""
+        return spans(min(self.shape[-1], rows.stop) if self.is_causal else self.shape[-1], self.block[1])
+
+    def reach(self, rows: slice, columns: slice) -> int:
+        """How many keys of a block its first query sees; each further query sees one more."""
+        return int(rows.start + 1 - columns.start if self.is_causal else columns.stop - columns.start)
+
     def masking(self, lead: Sequence[int], rows: slice, columns: slice) -> list[Tensor] | None:
-        """The parts of the mask that matter in a block, [rows, columns] each; None when it is all hidden."""
+        """What else of the mask matters in a block, [rows, columns] each; None when it is all hidden."""
         relevant = []
-        for part in parts_of(self.mask):
+        for part in self.parts:
             block = block_of(part, rows, columns, len(self.shape), torch.device("cpu"))
             for size, index in zip(block.shape[:-2], lead[len(lead) - (block.ndim - 2) :], strict=True):
                 block = block[index if size > 1 else 0]
@@ -251,19 +268,19 @@ class Fused(torch.autograd.Function):
 def forward_rows(fold: Fold, head: Head, rows: slice, mean: Tensor, room: Room) -> None:
     """Fill in the mean, the highest score and the sum of some queries of one head."""
     query, value = fold.pairing.ready(head.query[rows].contiguous()), head.value
-    count, keys = len(query), len(head.key)
+    count = len(query)
     sums = head.highest[rows], head.total[rows], mean.numpy()
     for array, start in zip(sums, (-math.inf, 0.0, 0.0), strict=True):
         array.fill(start)
     first, second = fold.dropping(head.number, rows)
     drop, scale = constants(fold, value.dtype)
-    for columns in spans(keys, fold.block[1]):
+    for columns in fold.columns(rows):
         masking = fold.masking(head.lead, rows, columns)
         if masking is None:
             continue
         weight = room.block(0, count, columns.stop - columns.start, value)
         fold.scores(query, head.key[columns], weight, masking)
-        loops.soften(weight.numpy(), *sums, first, second, columns.start, drop, scale)
+        loops.soften(weight.numpy(), fold.reach(rows, columns), *sums, first, second, columns.start, drop, scale)
         mean.addmm_(weight, value[columns])
     loops.normalise(*sums[1:])
 
@@ -272,10 +289,10 @@ def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Roo
     """Add what some queries of one head give to the slopes of queries, keys and values."""
     query, mean_slope = fold.pairing.ready(head.query[rows].contiguous()), slopes.mean[rows].contiguous()
     sums = head.highest[rows], head.total[rows], slopes.offset[rows]
-    count, keys = len(query), len(head.key)
+    count = len(query)
     first, second = fold.dropping(head.number, rows)
     drop, scale = constants(fold, mean_slope.dtype)
-    for columns in spans(keys, fold.block[1]):
+    for columns in fold.columns(rows):
         masking = fold.masking(head.lead, rows, columns)
         if masking is None:
             continue
@@ -283,7 +300,8 @@ def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Roo
         weight, slope = (room.block(number, count, len(key), value) for number in range(2))
         fold.scores(query, key, weight, masking)
         torch.mm(mean_slope, value.T, out=slope)
-        loops.soften_backward(weight.numpy(), slope.numpy(), *sums, first, second, columns.start, drop, scale)
+        reach = fold.reach(rows, columns)
+        loops.soften_backward(weight.numpy(), slope.numpy(), reach, *sums, first, second, columns.start, drop, scale)
         slopes.value[columns].addmm_(weight.T, mean_slope)
         fold.pairing.pull(slope, query, key, slopes.query[rows], slopes.key[columns])
 

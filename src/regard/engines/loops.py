@@ -122,6 +122,36 @@ def hashed(first: Any, second: Any, key: Any) -> Any:
     return np.uint32(np.uint32(word ^ (word >> np.uint32(15))) * np.uint32(SECOND))
 
 
+@njit(inline="always")
+def mixed(word: Any) -> Any:
+    """`dropout.mix`, on unsigned 32-bit words."""
+    word = hashed(word, np.uint32(0), np.uint32(0))
+    return np.uint32(word ^ (word >> np.uint32(16)))
+
+
+@compiled(nogil=True, fastmath=EXACT)
+def sift(base: Any, branch: Any, out: Any, adds: Any, start: Any, low: Any, high: Any, drop: Any, scale: Any) -> None:
+    """out = base (where it adds) + kept branch · scale, for rows of which the first has the number `start`.
+
+    low, high     the seed's two words, as `dropout.row_keys` takes them with a lead of 0
+    drop, scale   the dropout threshold and what is kept is multiplied by; all is dropped where that is 0
+    """
+    nothing = out.dtype.type(0)
+    for i in range(out.shape[0]):
+        number = np.uint32(start + i)
+        first, second = mixed(np.uint32(mixed(low) + number)), mixed(np.uint32(mixed(high) + number))
+        here, there, into = base[i], branch[i], out[i]
+        if scale == 0:
+            for j in range(into.shape[0]):
+                into[j] = here[j] if adds else nothing
+        elif adds:
+            for j in range(into.shape[0]):
+                into[j] = here[j] + (nothing if hashed(first, second, j) < drop else there[j] * scale)
+        else:
+            for j in range(into.shape[0]):
+                into[j] = nothing if hashed(first, second, j) < drop else there[j] * scale
+
+
 @njit(fastmath=EXACT)
 def apart(here: Any, there: Any, rest: Any, other_rest: Any) -> Any:
     """there - here, for numbers kept in two words."""
@@ -165,10 +195,20 @@ def distances_backward(
 
 @compiled(nogil=True, fastmath=SUM)
 def soften(
-    block: Any, highest: Any, total: Any, summed: Any, first: Any, second: Any, start: Any, drop: Any, scale: Any
+    block: Any,
+    reach: Any,
+    highest: Any,
+    total: Any,
+    summed: Any,
+    first: Any,
+    second: Any,
+    start: Any,
+    drop: Any,
+    scale: Any,
 ) -> None:
     """Scores become exp(score - highest), dropped and scaled; the running sums are brought up to date.
 
+    reach                   how many keys the first row sees, each further row one more; what it does not see is 0
     highest, total [rows]   the largest score so far, and the sum of exp(score - highest), kept or not
     summed [rows, values]   the values weighted so far; it fades as `highest` rises
     first, second [rows]    the rows' dropout keys; start: the index of the block's first key
@@ -176,7 +216,11 @@ def soften(
     """
     nothing = block.dtype.type(0)
     for i in range(block.shape[0]):
-        row = block[i]
+        count = min(block.shape[1], max(0, reach + i))
+        row = block[i, :count]
+        block[i, count:] = 0
+        if count == 0:
+            continue
         before = highest[i]
         shift = rise(before, row)
         highest[i] = shift
@@ -215,6 +259,7 @@ def normalise(total: Any, summed: Any) -> None:
 def soften_backward(
     block: Any,
     slope: Any,
+    reach: Any,
     highest: Any,
     total: Any,
     offset: Any,
@@ -232,7 +277,10 @@ def soften_backward(
     """
     nothing = block.dtype.type(0)
     for i in range(block.shape[0]):
-        row, slopes, shift, share, off = block[i], slope[i], highest[i], 1 / total[i], offset[i]
+        count = min(block.shape[1], max(0, reach + i))
+        block[i, count:] = 0
+        slope[i, count:] = 0
+        row, slopes, shift, share, off = block[i, :count], slope[i, :count], highest[i], 1 / total[i], offset[i]
         if shift == -np.inf:
             row[:] = 0
             slopes[:] = 0
@@ -248,6 +296,13 @@ def soften_backward(
                 keep = nothing if hashed(one, two, j) < drop else scale
                 row[j] = weight * keep
                 slopes[j] = weight * (slopes[j] * keep - off)
+
+
+@compiled(nogil=True, fastmath=EXACT)
+def hide(block: Any, reach: Any) -> None:
+    """-inf where a row does not see a key: the first row sees `reach` keys, each further row one more."""
+    for i in range(block.shape[0]):
+        block[i, max(0, reach + i) :] = -np.inf
 
 
 @compiled(nogil=True, fastmath=SUM)

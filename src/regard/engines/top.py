@@ -59,12 +59,13 @@ def fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     def task(item: fused.Portion) -> None:
         _, lead, rows = item
         some, head = fold.pairing.ready(query[lead][rows].contiguous()), key[lead]
-        for columns in spans(len(head), fold.block[1]):
+        for columns in fold.columns(rows):
             masking = fold.masking(lead, rows, columns)
             if masking is None:
                 continue
             scores = room.block(0, len(some), columns.stop - columns.start, best)
             fold.scores(some, head[columns], scores, masking)
+            loops.hide(scores.numpy(), fold.reach(rows, columns))
             kept = [array[lead][rows] for array in arrays]
             loops.keep_best(scores.numpy(), kept[0], kept[1], kept[2], kept[3], columns.start)
 

@@ -1,0 +1,245 @@
+"""Blocks of a Transformer, and stacks of them (Vaswani et al. 2017, section 3.1).
+
+A block is two residual sums, three where it also looks at a memory:
+
+    x ← x + attention(norm(x))          x ← norm(x + attention(x))
+    x ← x + feed_forward(norm(x))       x ← norm(x + feed_forward(x))
+            pre-norm                            post-norm
+
+What it is made of is passed in, so that the variants are compositions:
+
+    GPT-2     Block(MultiHeadAttention(768, 12), FeedForward(768, activation=gelu_tanh))
+    BERT      Block(MultiHeadAttention(768, 12), FeedForward(768), residual=post_norm,
+                    norm=lambda size: nn.LayerNorm(size, eps=1e-12))
+    Llama     Block(MultiHeadAttention(512, 8, kv_heads=4, positions=Rotary(64), bias=False),
+                    FeedForward(512, 1376, activation=swiglu, bias=False), norm=nn.RMSNorm)
+    Vaswani   Block(MultiHeadAttention(512, 8), FeedForward(512, activation=torch.relu), residual=post_norm)
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from regard.attend import Look
+from regard.engines.residual import add_dropped, dropped
+from regard.layers.cache import BlockCache, Cache
+from regard.layers.checks import check_rows, positive, share
+from regard.layers.heads import MultiHeadAttention
+from regard.layers.watch import watch
+from regard.masks import Mask, both, causal
+
+Branch = Callable[[Tensor], Tensor]
+Add = Callable[[Tensor, Tensor], Tensor]
+Residual = Callable[[Tensor, Branch, Branch, Add], Tensor]
+
+
+def pre_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
+    """x + branch(norm(x)): the sum itself is never normalised, which trains without a warm-up (Xiong et al. 2020).
+
+    >>> import torch
+    >>> pre_norm(torch.tensor(1.0), torch.neg, torch.abs, torch.add).item()
+    2.0
+    """
+    return add(x, branch(norm(x)))
+
+
+def post_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
+    """norm(x + branch(x)), as in the first Transformer.
+
+    >>> import torch
+    >>> post_norm(torch.tensor(1.0), torch.neg, torch.abs, torch.add).item()
+    -2.0
+    """
+    return norm(add(x, branch(x)))
+
+
+class Dropout(nn.Module):
+    """A share of numbers is dropped in training and the rest scaled up; alone, or on the way into a sum.
+
+    What is dropped is a hash of a seed that torch's generator gives: no mask is stored. x `[..., size]`.
+
+    >>> import torch
+    >>> drop = Dropout(0.5)
+    >>> sorted(set(drop(torch.ones(100, 10)).flatten().tolist()))
+    [0.0, 2.0]
+    >>> bool((drop.eval()(torch.ones(3)) == 1).all())
+    True
+    """
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = share("dropout", dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropped(x, self.dropout) if self.training else x
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """x + branch, of which a share is dropped in training."""
+        return add_dropped(x, branch, self.dropout if self.training else 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{self.dropout:g}"
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward, each with a norm and a residual sum; cross-attention between them where given.
+
+    attention      self-attention, a `MultiHeadAttention`
+    feed_forward   a `FeedForward`, or any module on rows
+    cross          attention to a memory, a `MultiHeadAttention`
+    norm           makes a norm from a size: `nn.LayerNorm`, `nn.RMSNorm`, or any callable
+    residual       `pre_norm`, `post_norm`, or any callable of their arguments
+    dropout        the share of each branch's output dropped in training
+
+    x `[batch, length, size]` gives the same shape.
+
+    >>> import torch, regard
+    >>> from regard.layers import FeedForward
+    >>> block = Block(MultiHeadAttention(16, heads=4), FeedForward(16), norm=torch.nn.RMSNorm)
+    >>> x = torch.randn(2, 5, 16)
+    >>> block(x, mask=regard.masks.causal).shape, block.look(x).shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 5]))
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: nn.Module,
+        *,
+        cross: MultiHeadAttention | None = None,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        residual: Residual = pre_norm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not callable(residual):
+            raise TypeError(f"residual must be callable, such as pre_norm or post_norm, got {residual!r}")
+        self.attention, self.attention_norm = attention, norm(attention.size)
+        if cross is not None:
+            self.cross, self.cross_norm = cross, norm(cross.size)
+        self.feed_forward, self.feed_forward_norm = feed_forward, norm(attention.size)
+        self.residual = residual
+        self.dropout = Dropout(dropout)
+        self.has_cross = cross is not None
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        cache: BlockCache | None = None,
+    ) -> Tensor:
+        """The sums. `mask` is of x by x, `memory_mask` of x by the memory; a cache as in `MultiHeadAttention`."""
+        check_rows("x", x, self.attention.size, rank=3)
+        own, kept = cache or (None, None)
+        add = self.dropout.add
+        x = self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask, cache=own), add)
+        if self.has_cross:
+            look_back = self.checked_memory(memory)
+            x = self.residual(x, self.cross_norm, lambda x: self.cross(x, look_back, mask=memory_mask, cache=kept), add)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, add)
+
+    def checked_memory(self, memory: Tensor | None) -> Tensor:
+        """The memory that cross-attention cannot do without."""
+        if memory is None:
+            raise ValueError("a block with cross-attention needs a memory to look at, got none")
+        return memory
+
+    def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
+        """What its self-attention looks at, `[batch, heads, length, length]`, or the `top` largest of each query."""
+        with watch(self, layers=["attention"], top=top) as seen:
+            self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask), lambda x, _: x)
+        return seen["attention"][0]
+
+
+class Encoder(nn.Module):
+    """A stack of blocks that all see everything a mask lets them see.
+
+    blocks   how many
+    block    makes one; it is called that many times
+    norm     what the last block's output goes through, such as `nn.LayerNorm(size)` after pre-norm blocks
+
+    >>> import torch
+    >>> from regard.layers import FeedForward
+    >>> encoder = Encoder(2, lambda: Block(MultiHeadAttention(16, heads=4), FeedForward(16)), norm=nn.LayerNorm(16))
+    >>> x = torch.randn(3, 5, 16)
+    >>> encoder(x).shape, [found.index.shape for found in encoder.look(x, top=2)]
+    (torch.Size([3, 5, 16]), [torch.Size([3, 4, 5, 2]), torch.Size([3, 4, 5, 2])])
+    """
+
+    def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
+        self.norm = norm or nn.Identity()
+
+    def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """x `[batch, length, size]`; a mask such as `padding(lengths)`."""
+        for block in self.blocks:
+            x = block(x, mask=mask)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> list[Tensor | Look]:
+        """What each block looks at, first to last: weights `[batch, heads, length, length]`, or the `top` largest."""
+        with watch(self, layers=[f"blocks.{i}.attention" for i in range(len(self.blocks))], top=top) as seen:
+            self(x, mask=mask)
+        return [found[0] for found in seen.values()]
+
+
+class Decoder(nn.Module):
+    """A stack of blocks that see themselves and what came before, and a memory where their blocks have cross-attention.
+
+    The arguments are those of `Encoder`. The output at t does not change when what comes after t does.
+
+    >>> import torch
+    >>> from regard.layers import FeedForward
+    >>> make = lambda: Block(MultiHeadAttention(16, heads=4), FeedForward(16), cross=MultiHeadAttention(16, heads=4))
+    >>> decoder, x, memory = Decoder(2, make).eval(), torch.randn(3, 5, 16), torch.randn(3, 7, 16)
+    >>> whole = decoder(x, memory)
+    >>> cache = decoder.cache(room=5)
+    >>> with torch.inference_mode():
+    ...     steps = [decoder(x[:, t : t + 1], memory, cache=cache) for t in range(5)]
+    >>> bool(torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-5))
+    True
+    """
+
+    def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
+        self.norm = norm or nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """x `[batch, length, size]`, memory `[batch, rows, key_size]`.
+
+        mask          beside the causal one, such as `padding(lengths)`
+        memory_mask   which rows of the memory may be looked at
+        cache         from `cache(room)`: x then stands behind what was given with it before
+        """
+        mask = causal if mask is None else both(causal, mask)
+        kept = cache.blocks if cache else [None] * len(self.blocks)
+        if len(kept) != len(self.blocks):
+            raise ValueError(f"the cache is for {len(kept)} blocks, got a decoder of {len(self.blocks)}")
+        for block, own in zip(self.blocks, kept, strict=True):
+            x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=own)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def cache(self, room: int) -> Cache:
+        """An empty cache for sequences of at most so many rows."""
+        return Cache(len(self.blocks), room)
+
+    def look(
+        self, x: Tensor, memory: Tensor | None = None, *, mask: Mask | None = None, top: int | None = None
+    ) -> list[Tensor | Look]:
+        """What each block's self-attention looks at, first to last; see `Encoder.look`."""
+        with watch(self, layers=[f"blocks.{i}.attention" for i in range(len(self.blocks))], top=top) as seen:
+            self(x, memory, mask=mask)
+        return [found[0] for found in seen.values()]

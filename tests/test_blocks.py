@@ -1,0 +1,293 @@
+"""Blocks and stacks beside torch's own layers, and beside the sums written out."""
+
+import pytest
+import torch
+from cases import gradients, rand
+from torch import nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from regard import masks
+from regard.layers import (
+    Block,
+    Decoder,
+    Dropout,
+    Encoder,
+    FeedForward,
+    Gated,
+    MultiHeadAttention,
+    Rotary,
+    gelu_tanh,
+    post_norm,
+    pre_norm,
+    swiglu,
+)
+
+BATCH, LENGTH, MEMORY, SIZE, HEADS, HIDDEN = 2, 5, 7, 12, 3, 17
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": torch.relu,
+    "module": nn.SiLU(),
+    "swiglu": swiglu,
+    "geglu": Gated(gelu_tanh),
+    "own": lambda x: x * x.sigmoid(),
+    "learned": nn.PReLU(dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_feed_forward_is_the_formula_in_value_and_gradient(name, bias, rows, monkeypatch):
+    monkeypatch.setattr("regard.engines.activated.CACHE", 5 * HIDDEN)  # several portions, the last one short
+    activation = ACTIVATIONS[name]
+    layer = FeedForward(SIZE, HIDDEN, activation=activation, bias=bias).double()
+    x = rand(2, rows, SIZE).requires_grad_()
+    hidden = x @ layer.input.weight.T + (layer.input.bias if bias else 0.0)
+    expected = activation(hidden) @ layer.output.weight.T + (layer.output.bias if bias else 0.0)
+    found = layer(x)
+    assert_close(found, expected)
+    tensors = [x, *layer.parameters()]
+    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    with torch.no_grad():
+        assert_close(layer(x), expected)
+
+
+def test_the_gate_of_llama():
+    x = rand(3, 8)
+    assert_close(swiglu(x), x[:, :4] * x[:, :4].sigmoid() * x[:, 4:])
+    assert FeedForward(6, 5, activation=swiglu).input.weight.shape == (10, 6)
+
+
+def test_feed_forward_keeps_what_goes_into_the_activation_and_not_what_comes_out():
+    layer, x, kept = FeedForward(SIZE, HIDDEN), rand(BATCH, LENGTH, SIZE, dtype=torch.float32), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        layer(x.requires_grad_())
+    assert sum(t.shape == (BATCH, LENGTH, HIDDEN) for t in kept) == 1
+
+
+def test_feed_forward_gives_gradients_only_where_they_are_wanted():
+    layer, x = FeedForward(SIZE, HIDDEN).double(), rand(LENGTH, SIZE)
+    layer.requires_grad_(False)
+    layer.output.bias.requires_grad_()
+    layer(x).sum().backward()
+    assert layer.output.weight.grad is None
+    assert_close(layer.output.bias.grad, torch.full((SIZE,), float(LENGTH)).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_drops_its_share_scales_the_rest_and_gives_their_gradient(dtype):
+    drop, x, branch = Dropout(0.3), rand(7, 300, 11, dtype=dtype), rand(7, 300, 11, seed=1, dtype=dtype)
+    x.requires_grad_()
+    branch.requires_grad_()
+    found = drop.add(x, branch)
+    kept = (found - x).detach().abs() > 1e-9
+    assert abs(kept.double().mean() - 0.7) < 0.01
+    for axis in range(3):  # no row, column or sequence is dropped more than another
+        others = [i for i in range(3) if i != axis]
+        share = kept.double().mean(others)
+        assert (share - 0.7).abs().max() < 5 * (0.21 / (kept.numel() / kept.shape[axis])) ** 0.5
+    expected = x + torch.where(kept, branch / 0.7, 0.0)
+    assert_close(found, expected)
+    assert_close(gradients([found], [x, branch]), gradients([expected], [x, branch]))
+    torch.manual_seed(4)
+    alone = drop(branch)
+    kept = alone != 0
+    assert_close(alone, torch.where(kept, branch / 0.7, 0.0))
+    assert_close(gradients([alone], [branch]), gradients([torch.where(kept, branch / 0.7, 0.0)], [branch]))
+    torch.manual_seed(4)
+    assert torch.equal(drop(branch), alone)
+    assert not torch.equal(drop(branch), alone)
+
+
+def test_dropout_is_that_of_the_engines(monkeypatch):
+    from regard.engines import dropout, residual
+
+    x = rand(2, 5, 3)
+    monkeypatch.setattr(dropout, "draw_seed", lambda: 3**37)
+    first, second = dropout.row_keys(3**37, torch.tensor(0), torch.arange(10).unsqueeze(-1))
+    kept = dropout.kept(0.4, first, second, torch.arange(3)).view(2, 5, 3)
+    expected = torch.where(kept, x / 0.6, 0.0)
+    assert_close(residual.dropped(x, 0.4), expected)
+    monkeypatch.setattr(residual, "ALONE", 2)  # whatever the threads
+    assert_close(residual.dropped(x, 0.4), expected)
+    assert_close(residual.dropped(x.transpose(0, 1), 0.4).shape, x.transpose(0, 1).shape)
+    assert_close(residual.add_dropped(x, x, 0.4), x + expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 4), (4, 0), (1, 1)])
+def test_dropout_of_little_and_of_all(shape):
+    x = rand(*shape)
+    assert Dropout(0.5)(x).shape == shape
+    assert_close(Dropout(1.0)(x), torch.zeros(shape).double())
+    assert_close(Dropout(1.0).add(x, x), x)
+    assert Dropout(0.0)(x) is x
+    assert_close(Dropout(0.5).eval().add(x, x), 2 * x)
+
+
+def test_dropout_stores_no_mask():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        Dropout(0.5).add(rand(3, 4).requires_grad_(), rand(3, 4).requires_grad_())
+    assert kept == []
+
+
+def like_torch(theirs, block):
+    """Our block with the weights of torch's encoder or decoder layer."""
+    pairs = [(block.attention, theirs.self_attn)]
+    norms = [block.attention_norm, block.feed_forward_norm]
+    if block.has_cross:
+        pairs.append((block.cross, theirs.multihead_attn))
+        norms.insert(1, block.cross_norm)
+    for ours, attention in pairs:
+        ours.load_state_dict(MultiHeadAttention.from_torch(attention).state_dict())
+    block.feed_forward.input.load_state_dict(theirs.linear1.state_dict())
+    block.feed_forward.output.load_state_dict(theirs.linear2.state_dict())
+    for number, norm in enumerate(norms, 1):
+        norm.load_state_dict(getattr(theirs, f"norm{number}").state_dict())
+    return block
+
+
+def shaken(module):
+    """Weights and biases that are all different, where torch starts with zeros and ones."""
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.copy_(rand(*parameter.shape, seed=number) * 0.4)
+    return module.double()
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_block_is_torchs_encoder_layer(norm_first, activation):
+    theirs = nn.TransformerEncoderLayer(SIZE, HEADS, HIDDEN, 0.0, activation, batch_first=True, norm_first=norm_first)
+    theirs = shaken(theirs)
+    feed_forward = FeedForward(SIZE, HIDDEN, activation=getattr(functional, activation))
+    residual = pre_norm if norm_first else post_norm
+    ours = like_torch(theirs, Block(MultiHeadAttention(SIZE, HEADS), feed_forward, residual=residual).double())
+    x, lengths = rand(BATCH, LENGTH, SIZE).requires_grad_(), torch.tensor([3, 5])
+    hidden = torch.arange(LENGTH) >= lengths[:, None]
+    future = ~torch.ones(LENGTH, LENGTH).tril().bool()
+    expected = theirs(x, src_mask=future, src_key_padding_mask=hidden)
+    found = ours(x, mask=masks.both(masks.causal, masks.padding(lengths)))
+    assert_close(found, expected)
+    assert_close(gradients([found], [x]), gradients([expected], [x]))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_block_with_cross_attention_is_torchs_decoder_layer(norm_first):
+    theirs = nn.TransformerDecoderLayer(SIZE, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=norm_first)
+    theirs = shaken(theirs)
+    block = Block(
+        MultiHeadAttention(SIZE, HEADS),
+        FeedForward(SIZE, HIDDEN, activation=torch.relu),
+        cross=MultiHeadAttention(SIZE, HEADS),
+        residual=pre_norm if norm_first else post_norm,
+    )
+    ours = like_torch(theirs, block.double())
+    x, memory = rand(BATCH, LENGTH, SIZE).requires_grad_(), rand(BATCH, MEMORY, SIZE, seed=1).requires_grad_()
+    lengths = torch.tensor([7, 4])
+    future = ~torch.ones(LENGTH, LENGTH).tril().bool()
+    hidden = torch.arange(MEMORY) >= lengths[:, None]
+    expected = theirs(x, memory, tgt_mask=future, memory_key_padding_mask=hidden)
+    found = ours(x, memory, mask=masks.causal, memory_mask=masks.padding(lengths))
+    assert_close(found, expected)
+    assert_close(gradients([found], [x, memory]), gradients([expected], [x, memory]))
+
+
+def test_a_block_in_the_style_of_llama():
+    attention = MultiHeadAttention(SIZE, 6, kv_heads=2, positions=Rotary(2), bias=False)
+    block = Block(attention, FeedForward(SIZE, HIDDEN, activation=swiglu, bias=False), norm=nn.RMSNorm)
+    block = shaken(block)
+    x = rand(BATCH, LENGTH, SIZE)
+
+    def norm(module, rows):
+        return rows / (rows.square().mean(-1, keepdim=True) + torch.finfo(rows.dtype).eps).sqrt() * module.weight
+
+    middle = x + attention(norm(block.attention_norm, x), mask=masks.causal)
+    expected = middle + block.feed_forward(norm(block.feed_forward_norm, middle))
+    assert_close(block(x, mask=masks.causal), expected)
+    assert not [name for name, _ in block.named_parameters() if "bias" in name]
+
+
+def make(**options):
+    return lambda: Block(MultiHeadAttention(SIZE, HEADS), FeedForward(SIZE, HIDDEN), **options)
+
+
+def test_stacks_are_their_blocks_one_after_the_other():
+    encoder = Encoder(3, make(), norm=nn.LayerNorm(SIZE)).double()
+    x, lengths = rand(BATCH, LENGTH, SIZE), torch.tensor([2, 5])
+    rows = x
+    for block in encoder.blocks:
+        rows = block(rows, mask=masks.padding(lengths))
+    assert_close(encoder(x, mask=masks.padding(lengths)), encoder.norm(rows))
+    assert len({id(parameter) for parameter in encoder.parameters()}) == len(list(encoder.parameters())) == 3 * 12 + 2
+    decoder = Decoder(2, make()).double()
+    rows = x
+    for block in decoder.blocks:
+        rows = block(rows, mask=masks.causal)
+    assert_close(decoder(x), rows)
+
+
+def test_an_encoder_is_permutation_equivariant_and_a_decoder_does_not_see_the_future():
+    x, order = rand(BATCH, LENGTH, SIZE), torch.tensor([3, 0, 4, 1, 2])
+    encoder, decoder = Encoder(2, make()).double(), Decoder(2, make()).double()
+    assert_close(encoder(x[:, order]), encoder(x)[:, order])
+    changed = torch.cat([x[:, :3], rand(BATCH, 2, SIZE, seed=9)], dim=1)
+    assert torch.equal(decoder(x)[:, :3], decoder(changed)[:, :3])
+    assert (encoder(x)[:, :3] - encoder(changed)[:, :3]).abs().max() > 1e-3
+
+
+def test_one_seed_gives_one_result_and_evaluation_none_of_it():
+    model = Decoder(2, make(dropout=0.2))
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    torch.manual_seed(2)
+    first, second = model(x), model(x)
+    torch.manual_seed(2)
+    assert torch.equal(model(x), first)
+    assert not torch.equal(first, second)
+    still = model.eval()(x)
+    assert torch.equal(model(x), still)
+
+
+@pytest.mark.parametrize("residual", [pre_norm, post_norm])
+def test_look_says_what_each_block_looks_at(residual):
+    encoder = Encoder(2, make(residual=residual)).double()
+    x = rand(BATCH, LENGTH, SIZE)
+    first, second = encoder.blocks
+    norms = [block.attention_norm if residual is pre_norm else nn.Identity() for block in encoder.blocks]
+    expected = [first.attention.look(norms[0](x)), second.attention.look(norms[1](first(x)))]
+    assert_close(encoder.look(x), expected)
+    assert_close(first.look(x), expected[0])
+    assert_close([found.weight for found in encoder.look(x, top=2)], [w.topk(2).values for w in expected])
+    decoder = Decoder(2, make(residual=residual, cross=MultiHeadAttention(SIZE, HEADS))).double()
+    found = decoder.look(x, rand(BATCH, MEMORY, SIZE))
+    assert [w.shape for w in found] == [(BATCH, HEADS, LENGTH, LENGTH)] * 2
+    assert found[1].triu(1).abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: FeedForward(0), ValueError, "size must be a positive whole number, got 0"),
+        (lambda: FeedForward(4, activation="gelu"), TypeError, "activation must be callable, .* got 'gelu'"),
+        (lambda: FeedForward(4)(rand(3, 5)), ValueError, r"x must be \[..., length, 4\], got \[3, 5\]"),
+        (lambda: make(residual="pre")(), TypeError, "residual must be callable, .* got 'pre'"),
+        (lambda: make(dropout=-0.1)(), ValueError, "dropout must be a number between 0 and 1, got -0.1"),
+        (lambda: Encoder(0, make()), ValueError, "blocks must be a positive whole number, got 0"),
+        (lambda: Encoder(1, make())(rand(5, 12)), ValueError, r"x must be \[batch, length, 12\], got \[5, 12\]"),
+        (
+            lambda: make(cross=MultiHeadAttention(SIZE, HEADS))().double()(rand(1, 5, SIZE)),
+            ValueError,
+            "a block with cross-attention needs a memory to look at, got none",
+        ),
+        (
+            lambda: Dropout(0.5).add(rand(2, 3), rand(3)),
+            ValueError,
+            r"a residual sum needs two of one shape, got \[2, 3\] and \[3\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
