@@ -1,0 +1,1 @@
+"""Models: modules made of the layers, for bags, sequences and images."""

@@ -1,0 +1,120 @@
+"""The language model: a Transformer's decoder alone, which says what token comes next.
+
+    p(t₁ … t_n) = Π p(tᵢ | t₁ … tᵢ₋₁)        p = softmax(read(Decoder(embed(t))))
+
+Shapes: tokens `[batch, length]`, logits `[batch, length, vocabulary]`; the logits at i are of the token at i + 1.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.layers import Block, Cache, Decoder, FeedForward, Learned, MultiHeadAttention
+from regard.layers.feed_forward import Activation, gelu_tanh
+from regard.models.transformer import Embedding
+
+
+class LanguageModel(nn.Module):
+    """Decoder only.
+
+    embedding   an `Embedding`
+    decoder     a `Decoder`
+    context     the longest sequence it was made for, of which it refuses a longer one
+    read        from rows to logits; None: the embedding's own vectors, tied
+
+    >>> import torch
+    >>> model = language_model(50, context=16, blocks=2, heads=4, size=32)
+    >>> model(torch.randint(50, (3, 9))).shape
+    torch.Size([3, 9, 50])
+    """
+
+    def __init__(
+        self, embedding: Embedding, decoder: Decoder, *, context: int, read: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.embedding, self.decoder, self.read = embedding, decoder, read
+        self.context = context
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.embedding.vocabulary
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """The logits of what follows each token; with a cache, of tokens that stand behind those it has read."""
+        return self.logits(self.rows(tokens, cache))
+
+    def rows(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """The decoder's last rows `[batch, length, size]`."""
+        start = cache.length if cache else 0
+        if start + tokens.shape[-1] > self.context:
+            raise ValueError(f"the model's context is {self.context} tokens, got {start + tokens.shape[-1]}")
+        found: Tensor = self.decoder(self.embedding(tokens, start), cache=cache)
+        return found
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Scores of all tokens."""
+        if self.read is not None:
+            return self.read(rows)
+        return functional.linear(rows, self.embedding.token.weight)
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """The mean of -log p(token | those before) over all but the first of `[batch, length]`."""
+        logits = self(tokens[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def begin(self, tokens: Tensor, room: int | None = None) -> Cache:
+        """The state that decoding goes on from, when tokens `[batch, length]` have been read; they may be none."""
+        cache = self.decoder.cache(self.context if room is None else min(room, self.context))
+        if tokens.shape[-1]:
+            self.rows(tokens, cache)
+        return cache
+
+    def step(self, cache: Cache, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
+        rows = self.rows(tokens.unsqueeze(1), cache)
+        return cache, self.logits(rows[:, -1]).log_softmax(dim=-1)
+
+
+def language_model(
+    vocabulary: int,
+    *,
+    context: int = 256,
+    blocks: int = 4,
+    heads: int = 4,
+    size: int = 128,
+    head_size: int | None = None,
+    hidden: int | None = None,
+    activation: Activation = gelu_tanh,
+    dropout: float = 0.0,
+    bias: bool = False,
+) -> LanguageModel:
+    """The language model of GPT-2's shape: learned positions, pre-norm, tied vectors.
+
+    Weights start as GPT-2's: normal, 0.02 wide, those that write into the residual sum narrower by √(2 · blocks).
+    """
+
+    def block() -> Block:
+        attention = MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout, bias=bias)
+        feed_forward = FeedForward(size, hidden, activation=activation, bias=bias)
+        return Block(attention, feed_forward, norm=norm, dropout=dropout)
+
+    def norm(size: int) -> nn.Module:
+        return nn.LayerNorm(size, bias=bias)
+
+    model = LanguageModel(
+        Embedding(vocabulary, size, positions=Learned(context, size), dropout=dropout),
+        Decoder(blocks, block, norm=norm(size)),
+        context=context,
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                narrow = math.sqrt(2 * blocks) if name.endswith("output.weight") else 1.0
+                nn.init.normal_(parameter, std=0.02 / narrow)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+    return model

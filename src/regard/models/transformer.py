@@ -1,0 +1,241 @@
+"""The Transformer: tokens in, blocks of attention, tokens out (Vaswani et al. 2017).
+
+    encoder–decoder   source → embed → Encoder → memory;  target → embed → Decoder(memory) → read → logits
+    encoder only      tokens → embed → Encoder → a row for each token
+    decoder only      see `regard.models.language`
+
+Shapes: tokens `[batch, length]`, rows `[batch, length, size]`, logits `[batch, length, vocabulary]`. Sequences are
+padded behind, and `lengths` `[batch]` say what counts. What the models are made of is passed in; `transformer`
+and `text_encoder` put together the usual ones from the sources' numbers: blocks, heads, size, and the query depth
+(`head_size`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
+from regard.layers.feed_forward import Activation
+from regard.masks import padding
+
+
+class Embedding(nn.Module):
+    """Tokens as rows: a vector for each token, and where it stands.
+
+    vocabulary   how many tokens there are, counted from 0
+    positions    what adds a vector for the place, such as `Sinusoidal(size)` or `Learned(room, size)`; None where the
+                 attention knows places itself
+    types        how many kinds of segments there are (BERT's two sentences); 0 for none
+    norm         what the sum goes through
+    scale        what the tokens' vectors are multiplied by; √size in the first Transformer
+
+    tokens `[batch, length]` give `[batch, length, size]`. `start` is the place of the first.
+
+    >>> import torch
+    >>> Embedding(100, 8, positions=Sinusoidal(8))(torch.tensor([[5, 7, 99]])).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        size: int,
+        *,
+        positions: nn.Module | None = None,
+        types: int = 0,
+        norm: nn.Module | None = None,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, size)
+        self.segment = nn.Embedding(types, size) if types else None
+        self.positions, self.norm, self.dropout = positions, norm, Dropout(dropout)
+        self.scale = scale
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.token.num_embeddings
+
+    def forward(self, tokens: Tensor, start: int = 0, types: Tensor | None = None) -> Tensor:
+        check_tokens(tokens, self.vocabulary)
+        rows = self.token(tokens)
+        if self.scale != 1:
+            rows = rows * self.scale
+        if self.positions is not None:
+            rows = self.positions(rows, start)
+        if self.segment is not None:
+            rows = rows + self.segment(torch.zeros_like(tokens) if types is None else types)
+        if self.norm is not None:
+            rows = self.norm(rows)
+        return self.dropout(rows)  # type: ignore[no-any-return]
+
+
+def check_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Tokens are whole numbers of the vocabulary, `[batch, length]`."""
+    if tokens.ndim != 2 or tokens.is_floating_point():
+        raise ValueError(
+            f"tokens must be whole numbers [batch, length], got shape {list(tokens.shape)} of {tokens.dtype}"
+        )
+    if tokens.numel() and not tokens.is_cuda:  # asking a GPU would make it wait
+        low, high = torch.aminmax(tokens)
+        if low < 0 or high >= vocabulary:
+            wrong = int(low) if low < 0 else int(high)
+            raise ValueError(f"tokens must be at least 0 and below {vocabulary}, the vocabulary, got {wrong}")
+
+
+class Reading(NamedTuple):
+    """What decoding keeps of a sentence that is being translated."""
+
+    memory: Tensor  # [rows, length, size]
+    lengths: Tensor  # [rows]
+    cache: Cache
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder, from one sequence of tokens to another.
+
+    source, target   an `Embedding` for each; they may be one
+    encoder          an `Encoder`
+    decoder          a `Decoder` whose blocks have cross-attention
+    read             from rows to logits; None: the target's own vectors, tied
+
+    >>> import torch
+    >>> model = transformer(50, 60, blocks=2, heads=4, size=32)
+    >>> model(torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))).shape
+    torch.Size([2, 9, 60])
+    """
+
+    def __init__(
+        self,
+        source: Embedding,
+        target: Embedding,
+        encoder: Encoder,
+        decoder: Decoder,
+        *,
+        read: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.source, self.target = source, target
+        self.encoder, self.decoder = encoder, decoder
+        self.read = read
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """The logits of what follows each token of `target` `[batch, length]`: `[batch, length, vocabulary]`."""
+        return self.logits(self.rows(self.encode(source, lengths), lengths, target))
+
+    def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """The memory `[batch, length, size]` of source tokens `[batch, length]`, of which `lengths` count."""
+        memory: Tensor = self.encoder(self.source(source), mask=padding(lengths))
+        return memory
+
+    def rows(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
+        """The decoder's last rows `[batch, length, size]`."""
+        start = cache.length if cache else 0
+        found: Tensor = self.decoder(self.target(target, start), memory, memory_mask=padding(lengths), cache=cache)
+        return found
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Scores of all tokens."""
+        if self.read is not None:
+            return self.read(rows)
+        return functional.linear(rows, self.target.token.weight)
+
+    def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
+        """The state that decoding starts from, with room for so many tokens."""
+        return Reading(self.encode(source, lengths), lengths, self.decoder.cache(room))
+
+    def step(self, state: Reading, tokens: Tensor) -> tuple[Reading, Tensor]:
+        """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
+        rows = self.rows(state.memory, state.lengths, tokens.unsqueeze(1), state.cache)
+        return state, self.logits(rows[:, -1]).log_softmax(dim=-1)
+
+
+class TextEncoder(nn.Module):
+    """Encoder only: a row for each token, which has seen all the others.
+
+    >>> import torch
+    >>> model = text_encoder(50, blocks=2, heads=4, size=32)
+    >>> model(torch.randint(50, (2, 7)), torch.tensor([7, 5])).shape
+    torch.Size([2, 7, 32])
+    """
+
+    def __init__(self, embedding: Embedding, encoder: Encoder) -> None:
+        super().__init__()
+        self.embedding, self.encoder = embedding, encoder
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+        """tokens `[batch, length]`, of which `lengths` `[batch]` count; all of them where not given."""
+        mask = None if lengths is None else padding(lengths)
+        rows: Tensor = self.encoder(self.embedding(tokens, types=types), mask=mask)
+        return rows
+
+
+def transformer(
+    source: int,
+    target: int,
+    *,
+    blocks: int = 6,
+    heads: int = 8,
+    size: int = 512,
+    head_size: int | None = None,
+    hidden: int | None = None,
+    activation: Activation = torch.relu,
+    dropout: float = 0.1,
+    shared: bool = False,
+) -> Transformer:
+    """The encoder–decoder for two vocabularies of these sizes, pre-norm, with sinusoidal positions.
+
+    `shared`: one vocabulary for both, with one vector for each token.
+    """
+
+    def attention() -> MultiHeadAttention:
+        return MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout)
+
+    def block(cross: bool) -> Block:
+        feed_forward = FeedForward(size, hidden, activation=activation)
+        return Block(attention(), feed_forward, cross=attention() if cross else None, dropout=dropout)
+
+    def embedding(vocabulary: int) -> Embedding:
+        made = Embedding(vocabulary, size, positions=Sinusoidal(size), scale=size**0.5, dropout=dropout)
+        nn.init.normal_(made.token.weight, std=size**-0.5)
+        return made
+
+    if shared and source != target:
+        raise ValueError(f"a shared vocabulary has one size, got {source} and {target}")
+    first = embedding(source)
+    model = Transformer(
+        first,
+        first if shared else embedding(target),
+        Encoder(blocks, lambda: block(False), norm=nn.LayerNorm(size)),
+        Decoder(blocks, lambda: block(True), norm=nn.LayerNorm(size)),
+    )
+    for parameter in (*model.encoder.parameters(), *model.decoder.parameters()):
+        if parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
+    return model
+
+
+def text_encoder(
+    vocabulary: int,
+    *,
+    blocks: int = 6,
+    heads: int = 8,
+    size: int = 512,
+    head_size: int | None = None,
+    hidden: int | None = None,
+    activation: Activation = functional.gelu,
+    dropout: float = 0.1,
+) -> TextEncoder:
+    """The encoder-only Transformer, pre-norm, with sinusoidal positions."""
+
+    def block() -> Block:
+        attention = MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout)
+        return Block(attention, FeedForward(size, hidden, activation=activation), dropout=dropout)
+
+    embedding = Embedding(vocabulary, size, positions=Sinusoidal(size), dropout=dropout)
+    return TextEncoder(embedding, Encoder(blocks, block, norm=nn.LayerNorm(size)))
