@@ -85,6 +85,17 @@ def write_config(path: Path, config: dict[str, Any], arrays: str) -> None:
         made.unlink(missing_ok=True)
 
 
+def jsonable(value: Any) -> Any:
+    """A setting or a label as JSON can hold it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return jsonable(value.item())
+    if isinstance(value, tuple):
+        return [jsonable(one) for one in value]
+    return value if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
+
+
 def umask() -> int:
     """The mask that new files get: temporary ones are made for their owner alone."""
     mask = os.umask(0)

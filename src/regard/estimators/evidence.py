@@ -64,3 +64,19 @@ class Evidence:
         target = next(iter(self.table.values()), None)
         values = None if target is None else target[index]
         return evidence_bars([str(x) for x in labels], self.weight[query][seen], self.rest[query], values, axes=axes)
+
+
+def labels_of(X: Any) -> Any:  # noqa: N803
+    """The names of a frame's rows, if they are more than their numbers from 0."""
+    index = getattr(X, "index", None)
+    if index is None or callable(index):
+        return None
+    labels = np.asarray(index)
+    if not numeric(labels):  # dates and several levels by their names, which a file can hold
+        labels = np.array([x if isinstance(x, str | int | float) else str(x) for x in index], dtype=object)
+    return None if numeric(labels) and np.array_equal(labels, np.arange(len(labels))) else labels
+
+
+def numeric(labels: Any) -> bool:
+    """Whether labels can be kept as an array of numbers."""
+    return labels.dtype.kind in "iuf"
