@@ -16,12 +16,12 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 
-from regard.data.bags import Bags, as_bags, of_bags
+from regard.data.bag_targets import of_bags
+from regard.data.bags import Bags, as_bags
 from regard.estimators.bag_learner import Shuffled
 from regard.estimators.bags import BagClassifier, BagRegressor
 from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.estimators.quadratic_forms import (
-    blocks,
     fit_rank,
     gram,
     kernel,
@@ -323,8 +323,9 @@ def test_the_kernel_is_the_same_in_blocks(monkeypatch):
     bags = as_bags(ragged(count=13, features=4))
     expected = kernel(bags)
     monkeypatch.setattr("regard.estimators.quadratic_forms.KERNEL_BLOCK", 5 * len(bags.instances))
-    assert len(blocks(bags, 5)) > 4
-    assert [place for run in blocks(bags, 5) for place in range(*run)] == list(range(13))
+    runs = list(bags.runs(5))
+    assert len(runs) > 4
+    assert [place for run in runs for place in range(13)[run]] == list(range(13))
     assert_allclose(kernel(bags), expected, rtol=1e-12)
 
 
@@ -474,6 +475,16 @@ def test_evidence_of_bags_of_any_size():
     assert model.evidence(bags, top=99).index.shape == (3, 4)
     with pytest.raises(ValueError, match="top must be a positive whole number, or None for all instances, got 0"):
         model.evidence(bags, top=0)
+
+
+def test_evidence_that_would_fill_the_memory_is_refused(monkeypatch):
+    bags = [np.ones((1, 2)), np.arange(14.0).reshape(7, 2), np.ones((2, 2))]
+    model = BagClassifier(**QUICK).fit(bags, ["a", "b", "c"])
+    monkeypatch.setattr("regard.estimators.evidence.WHOLE_LIMIT", 3 * 7 * (1 + 1 + 3) * 8 - 1)
+    message = "7 weights of each of 3 bags would take 0.0 GiB, above the limit of 2 GiB: ask for top=8, or for fewer bags"
+    with pytest.raises(ValueError, match=message):
+        model.evidence(bags)
+    assert model.evidence(bags, top=6).index.shape == (3, 6)
 
 
 def test_evidence_as_a_frame_says_the_rows():

@@ -114,8 +114,9 @@ def evidence_bars(
     rest: float,
     values: Array | None = None,
     axes: "Axes | None" = None,
+    of: str = "row",
 ) -> "Axes":
-    """The training rows behind one prediction: a bar each, the largest first, and a grey one for all others.
+    """What is behind one prediction, training rows or `of` what: a bar each, largest first, and a grey one for others.
 
     Weights below 0, which a local line can give, have a colour of their own. With `values`, the targets of the
     rows stand at their bars.
@@ -136,12 +137,12 @@ def evidence_bars(
     for place, size, note in zip(places, sizes, [*notes, ""], strict=True):
         text = f"{size:.1%}{note}"
         axes.text(max(size, 0.0) + 0.015 * reach, place, text, va="center", fontsize="small", color=INK)
-    axes.set_yticks(list(places), [*(f"row {label}" for label in labels), "all other rows"])
+    axes.set_yticks(list(places), [*(f"{of} {label}" for label in labels), f"all other {of}s"])
     axes.invert_yaxis()
     left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
     axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    axes.set_xlabel("weight" if values is None else "weight  →  the row's target")
+    axes.set_xlabel("weight" if values is None else f"weight  →  the {of}'s target")
     if left < 0:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)

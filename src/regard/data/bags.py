@@ -20,7 +20,7 @@ import numpy as np
 from regard.data.tables import column, listed, pandas
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 Array = Any
 FORMS = "a list of [n, d] arrays, an array [bags, n, d], as_bags(padded, lengths=…), or a frame with a column of bags"
@@ -88,6 +88,19 @@ class Bags:
         """The same bags with other instances, row by row."""
         return type(self)(instances, self.starts, self.names, self.features, self.rows)
 
+    def sums(self, values: Array) -> Array:
+        """Sums over each bag, [N, ...] → [B, ...]."""
+        return np.add.reduceat(values, self.starts[:-1], axis=0)
+
+    def runs(self, most: int) -> Iterator[slice]:
+        """Bags one after another, at most so many instances at a time, but for a bag that has more by itself."""
+        start = 0
+        while start < len(self):
+            reach = int(np.searchsorted(self.starts, self.starts[start] + most, side="right")) - 1
+            stop = max(start + 1, reach)
+            yield slice(start, stop)
+            start = stop
+
     def call(self, place: int) -> str:
         """A bag as a message calls it: by its name, or by its place."""
         return f"bag {place}" if self.names is None else f"bag {self.names[place]!s}"
@@ -116,6 +129,8 @@ def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # n
         return X
     if framed:
         return checked(from_frame(X, by))
+    if hasattr(X, "__array__"):  # a tensor too
+        X = np.asarray(X)  # noqa: N806
     if lengths is not None or (isinstance(X, np.ndarray) and X.ndim == 3):
         return checked(from_array(np.asarray(X, dtype=np.float64), lengths))
     if isinstance(X, Sequence) or (isinstance(X, np.ndarray) and X.ndim == 1):
@@ -227,54 +242,6 @@ def checked(bags: Bags) -> Bags:
         f"{bags.call(which)} has {found} in instance {row - bags.starts[which]}, feature {feature}:"
         " fill it in, or leave the instance out"
     )
-
-
-def per_bag(y: Any, bags: Bags) -> Array:
-    """One target a bag, [B]: in the order of the bags, or a Series whose index names them."""
-    target = np.asarray(y)
-    if target.ndim == 2 and target.shape[1] == 1:
-        target = target[:, 0]
-    if target.ndim != 1:
-        raise ValueError(f"y must be [{len(bags)}], one target a bag, got shape {list(target.shape)}")
-    if len(target) == len(bags.instances) != len(bags):
-        raise ValueError(
-            f"y must have one target a bag, {len(bags)}, got {len(target)}: one for each instance. Give each bag's,"
-            " such as frame.groupby(bag, sort=False)[target].first()"
-        )
-    if hasattr(y, "index") and hasattr(y, "iloc") and bags.names is not None:
-        return by_name(y, bags)
-    if len(target) != len(bags):
-        raise ValueError(f"y must have one target a bag, {len(bags)}, got {len(target)}")
-    return target
-
-
-def by_name(y: Any, bags: Bags) -> Array:
-    """The targets of a Series, by the names of the bags in its index."""
-    if not y.index.is_unique:
-        raise ValueError(f"y must name each bag once in its index, got {y.index[y.index.duplicated()][0]!s} twice")
-    place = y.index.get_indexer(bags.names)
-    if (place < 0).any():
-        raise ValueError(
-            f"y is a Series without an entry for {bags.call(int(np.argmax(place < 0)))}: its index must name the bags."
-            " If it is in the order of the bags, give y.to_numpy()"
-        )
-    return np.asarray(y.iloc[place]).reshape(-1)
-
-
-def of_bags(target: "Series", bag: "Series") -> "Series":
-    """The target of each bag, by its name, from that of its instances, which must all have the same.
-
-    >>> import pandas as pd
-    >>> of_bags(pd.Series(["yes", "no", "yes"]), pd.Series(["b", "a", "b"])).to_dict()
-    {'b': 'yes', 'a': 'no'}
-    """
-    groups = target.groupby(bag, sort=False)
-    several = groups.nunique(dropna=False) > 1
-    if several.any():
-        name = several.index[int(np.argmax(several.to_numpy()))]
-        found = listed(map(str, target[bag == name].unique()), most=5)
-        raise ValueError(f"all instances of a bag must have one target, and those of bag {name} have {found}")
-    return groups.first()
 
 
 def starts_of(sizes: Any) -> Array:

@@ -30,8 +30,8 @@ class BagEvidence:
     weight: Any  # [bags, top]
     rest: Any  # [bags]
     contribution: Any  # [bags, top, classes], or [bags, top, 1] for a regression
+    bags: Bags = field(repr=False)  # what was asked about
     classes: Any = None  # [classes]
-    bags: Bags | None = field(default=None, repr=False)  # what was asked about
 
     def __len__(self) -> int:
         return len(self.rest)
@@ -53,7 +53,6 @@ class BagEvidence:
         """
         import pandas as pd
 
-        assert self.bags is not None
         bag, place = np.nonzero(self.index >= 0)
         index = self.index[bag, place]
         row = self.bags.starts[bag] + index
@@ -79,7 +78,6 @@ class BagEvidence:
         """The evidence of one bag as bars: its first instances, what they speak for, and all others."""
         from regard.plots import evidence_bars
 
-        assert self.bags is not None
         shown = np.flatnonzero(self.index[query] >= 0)[:BARS]
         index, weight = self.index[query][shown], self.weight[query][shown]
         rest = max(0.0, 1.0 - float(weight.sum()))
@@ -87,25 +85,23 @@ class BagEvidence:
         added = self.contribution[query][shown, best]
         speaks = added if self.classes is None else [f"{self.classes[place]}" for place in best]
         labels = index if self.bags.rows is None else self.bags.rows[self.bags.starts[query] + index]
-        axes = evidence_bars([str(label) for label in labels], weight, rest, speaks, axes=axes)
-        axes.set_yticks(range(len(index) + 1), [*(f"instance {label}" for label in labels), "all other instances"])
+        axes = evidence_bars([str(label) for label in labels], weight, rest, speaks, axes=axes, of="instance")
         axes.set_xlabel("weight  →  " + ("what it adds" if self.classes is None else "the class it speaks for"))
         axes.set_title(self.bags.call(query), loc="left")
         return axes
 
 
-def gathered(bags: Bags, weight: Array, contribution: Array, top: int | None, classes: Array | None) -> BagEvidence:
+def gathered(bags: Bags, weight: Array, contribution: Array, top: int, classes: Array | None) -> BagEvidence:
     """Evidence from the weights [N] and the contributions [N, outputs] of all instances."""
     bag, starts = bags.bag, bags.starts
     order = np.lexsort((-weight, bag))  # by bag, then falling; equal ones as they stand
     rank = np.arange(len(order)) - starts[bag]
-    wide = int(bags.sizes.max()) if top is None else min(int(top), int(bags.sizes.max()))
-    order, rank, bag = order[rank < wide], rank[rank < wide], bag[rank < wide]
+    order, rank, bag = order[rank < top], rank[rank < top], bag[rank < top]
     if classes is not None and contribution.shape[1] == 1:
         contribution = np.hstack([-contribution, contribution])
-    index = np.full((len(bags), wide), -1)
+    index = np.full((len(bags), top), -1)
     weights, parts = np.zeros(index.shape), np.zeros((*index.shape, contribution.shape[1]))
     index[bag, rank] = order - starts[bag]
     weights[bag, rank], parts[bag, rank] = weight[order], contribution[order]
     rest = 1.0 - weights.sum(axis=1)
-    return BagEvidence(index, weights, np.where(rest < 1e-12, 0.0, rest), parts, classes, bags)
+    return BagEvidence(index, weights, np.where(rest < 1e-12, 0.0, rest), parts, bags, classes)

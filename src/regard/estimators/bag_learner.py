@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.data.bags import Bags
 from regard.estimators.over_bags import OverBags
-from regard.estimators.quadratic_forms import blocks
+from regard.estimators.settings import seed_of
 from regard.models.bag import BagAttention, BagModel, GatedScore, MaxPooling, MeanPooling, TanhScore, linear_score
 from regard.training import History, train
 
@@ -82,7 +82,7 @@ class BagLearner(OverBags):
 
     def learn(self, bags: Bags, target: Tensor, weight: Tensor, outputs: int, lose: Lose, strata: Array | None) -> None:
         """Train a new network on bags, one target and one weight for each."""
-        seed = self.seed()
+        seed = seed_of(self.random_state)
         scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
         kept, held = self.split(len(bags), strata, seed)
         usual = weight.mean()
@@ -138,7 +138,7 @@ class BagLearner(OverBags):
         if strata is not None:
             fewest, classes = np.bincount(strata).min(), strata.max() + 1
             strata = strata if fewest >= 2 and size >= classes and count - size >= classes else None
-        kept, held = train_test_split(everyone, test_size=size, random_state=seed % 2**31, stratify=strata)
+        kept, held = train_test_split(everyone, test_size=size, random_state=seed, stratify=strata)
         return np.sort(kept), np.sort(held)
 
     def make_network(self, outputs: int) -> BagModel:
@@ -189,11 +189,11 @@ class BagLearner(OverBags):
         return torch.from_numpy(self.scale_(bags.instances)), torch.from_numpy(bags.bag), len(bags)
 
     def outputs(self, bags: Bags) -> Array:
-        parts = [self.network_(*self.tensors(bags[start:stop])) for start, stop in blocks(bags, BLOCK)]
+        parts = [self.network_(*self.tensors(bags[run])) for run in bags.runs(BLOCK)]
         return torch.cat(parts).numpy()
 
     def explain(self, bags: Bags) -> tuple[Array, Array]:
-        parts = [self.network_.explain(*self.tensors(bags[start:stop])) for start, stop in blocks(bags, BLOCK)]
+        parts = [self.network_.explain(*self.tensors(bags[run])) for run in bags.runs(BLOCK)]
         weight, added = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         return weight, added
 

@@ -19,9 +19,10 @@ from torch.nn import functional
 from regard.data.bags import Bags
 from regard.estimators.bag_learner import NETWORKS, BagLearner
 from regard.estimators.columns import Scale
-from regard.estimators.over_bags import ClassifierOverBags, RegressorOverBags, bag_sums, shares
+from regard.estimators.over_bags import ClassifierOverBags, RegressorOverBags, shares
 from regard.estimators.quadratic import root_mean_squares
 from regard.estimators.quadratic_forms import fit_pair, pair_of, ridge
+from regard.estimators.settings import seed_of
 
 Array = Any
 STARTS = ("random", "spectral")
@@ -80,21 +81,21 @@ class BagClassifier(BagLearner, ClassifierOverBags):
         verbose: bool = True,
     ) -> None:
         super().__init__(
-            attention,
-            hidden_size,
-            heads,
-            dropout,
-            learning_rate,
-            weight_decay,
-            epochs,
-            batch_size,
-            early_stopping,
-            validation_fraction,
-            patience,
-            standardise,
-            bag,
-            random_state,
-            verbose,
+            attention=attention,
+            hidden_size=hidden_size,
+            heads=heads,
+            dropout=dropout,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            batch_size=batch_size,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            standardise=standardise,
+            bag=bag,
+            random_state=random_state,
+            verbose=verbose,
         )
         self.class_weight = class_weight
 
@@ -150,21 +151,21 @@ class BagRegressor(BagLearner, RegressorOverBags):
         verbose: bool = True,
     ) -> None:
         super().__init__(
-            attention,
-            hidden_size,
-            heads,
-            dropout,
-            learning_rate,
-            weight_decay,
-            epochs,
-            batch_size,
-            early_stopping,
-            validation_fraction,
-            patience,
-            standardise,
-            bag,
-            random_state,
-            verbose,
+            attention=attention,
+            hidden_size=hidden_size,
+            heads=heads,
+            dropout=dropout,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            batch_size=batch_size,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            standardise=standardise,
+            bag=bag,
+            random_state=random_state,
+            verbose=verbose,
         )
         self.init = init
 
@@ -175,7 +176,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
         standard = (y - centre) / spread
         if self.attention == "linear":
             self.fit_linear(bags, standard, spread)
-            self.intercept_ = float(np.mean(y - bag_sums(self.parts(bags)[1], bags)))
+            self.intercept_ = float(np.mean(y - bags.sums(self.parts(bags)[1])))
             return self
         target = torch.from_numpy(standard).float()
         self.learn(bags, target, torch.ones(len(bags)), 1, squared_error, None)
@@ -189,7 +190,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
         if self.init == "spectral":
             start = pair_of(ridge(scaled, y, None).weight)
         else:
-            drawn = np.random.default_rng(self.seed()).normal(size=(2, self.n_features_in_))
+            drawn = np.random.default_rng(seed_of(self.random_state)).normal(size=(2, self.n_features_in_))
             start = tuple(drawn / np.sqrt(self.n_features_in_))
         u, v = fit_pair(scaled, y, start, self.weight_decay)
         self.u_, self.v_ = u / self.scale_.spread * spread, v / self.scale_.spread
@@ -216,7 +217,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
     def outputs(self, bags: Bags) -> Array:
         if self.attention != "linear":
             return super().outputs(bags)
-        return bag_sums(self.parts(bags)[1], bags)[:, None] + self.intercept_
+        return bags.sums(self.parts(bags)[1])[:, None] + self.intercept_
 
     def explain(self, bags: Bags) -> tuple[Array, Array]:
         """As for any network; the weights of linear attention, which have signs, are shares of their sizes."""

@@ -11,17 +11,18 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from regard.data.bags import Bags, as_bags, per_bag
+from regard.data.bag_targets import per_bag
+from regard.data.bags import Bags, as_bags
 from regard.data.tables import pick
 from regard.estimators.bag_evidence import BagEvidence, gathered
 from regard.estimators.columns import Scale, scale_of
-from regard.estimators.kernel import jsonable, target_names
-from regard.saving import write
+from regard.estimators.evidence import check_room, checked_top
+from regard.estimators.settings import restored_classes, saved_classes, saved_settings, target_names
+from regard.saving import jsonable, write
 
 Array = Any
 
@@ -75,11 +76,6 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         """Bags in the units of training."""
         return bags.with_instances(self.scale_(bags.instances))
 
-    def seed(self) -> int:
-        """One seed for all that is drawn: the same each time where none is given."""
-        given = getattr(self, "random_state", None)
-        return int(check_random_state(0 if given is None else given).randint(2**31 - 1))
-
     def check_settings(self) -> None:
         """What must hold of the settings; scikit-learn's habit is to check them in `fit`."""
 
@@ -93,10 +89,10 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
 
     def evidence(self, X: Any, top: int | None = None) -> BagEvidence:  # noqa: N803
         """The instances behind each prediction, by weight, and the weight of the rest; all of them without `top`."""
-        if top is not None and (isinstance(top, bool) or not hasattr(top, "__index__") or top < 1):
-            raise ValueError(f"top must be a positive whole number, or None for all instances, got {top!r}")
-        bags = self.asked(X)
-        return gathered(bags, *self.explain(bags), top, getattr(self, "classes_", None))
+        bags, classes = self.asked(X), getattr(self, "classes_", None)
+        wide = checked_top(top, int(bags.sizes.max(initial=0)), "instances")
+        check_room(len(bags), wide, "bags", numbers=2 + (1 if classes is None else len(classes)))
+        return gathered(bags, *self.explain(bags), wide, classes)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
@@ -108,7 +104,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         config = {
             "estimator": type(self).__name__,
-            "settings": {name: jsonable(value) for name, value in self.get_params(deep=False).items()},
+            "settings": saved_settings(self),
             "features": self.n_features_in_,
             "names": None if names is None else list(names),
             "target": self.target_state(),
@@ -200,13 +196,11 @@ class ClassifierOverBags(ClassifierMixin, OverBags):  # type: ignore[misc]
         return super().from_state({**config, "settings": settings}, arrays)
 
     def target_state(self) -> dict[str, Any]:
-        classes = [jsonable(label) for label in self.classes_]
-        return {**super().target_state(), "classes": classes, "dtype": self.classes_.dtype.str}
+        return {**super().target_state(), **saved_classes(self.classes_)}
 
     def restore_target(self, state: dict[str, Any]) -> None:
         super().restore_target(state)
-        dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
-        self.classes_ = np.array(state["classes"], dtype=dtype)
+        self.classes_ = restored_classes(state)
 
 
 class RegressorOverBags(RegressorMixin, OverBags):  # type: ignore[misc]
@@ -239,13 +233,8 @@ def is_missing(label: Any) -> bool:
     return label is None or type(label).__name__ in ("NAType", "NaTType") or label != label
 
 
-def bag_sums(values: Array, bags: Bags) -> Array:
-    """Sums over each bag, [N, ...] → [B, ...]."""
-    return np.add.reduceat(values, bags.starts[:-1], axis=0)
-
-
 def shares(size: Array, bags: Bags) -> Array:
     """Sizes [N] ≥ 0 as parts of their bag's sum; equal parts where all are 0."""
-    total, bag = bag_sums(size, bags), bags.bag
+    total, bag = bags.sums(size), bags.bag
     even = 1.0 / bags.sizes[bag]
     return np.where(total[bag] > 0, size / np.where(total > 0, total, 1.0)[bag], even)

@@ -23,7 +23,6 @@ import numpy as np
 from scipy.optimize import minimize
 
 from regard.data.bags import Bags
-from regard.estimators.over_bags import bag_sums
 
 Array = Any
 Solver = Literal["primal", "dual"]
@@ -45,7 +44,7 @@ class Quadratic(NamedTuple):
 
 def quadratic(bags: Bags, weight: Array) -> Array:
     """tr(XᵀX W) of each bag, [B]."""
-    return bag_sums(instance_forms(bags, weight), bags)
+    return bags.sums(instance_forms(bags, weight))
 
 
 def instance_forms(bags: Bags, weight: Array) -> Array:
@@ -89,22 +88,10 @@ def kernel(bags: Bags) -> Array:
     """⟨XᵀX, ZᵀZ⟩ = ‖X Zᵀ‖²_F of each pair of bags, [B, B]: without any matrix [d, d]."""
     made = np.empty((len(bags), len(bags)))
     limit = max(1, KERNEL_BLOCK // len(bags.instances))
-    for start, stop in blocks(bags, limit):
-        rows = slice(bags.starts[start], bags.starts[stop])
-        square = np.square(bags.instances[rows] @ bags.instances.T)
-        by_column = np.add.reduceat(square, bags.starts[:-1], axis=1)
-        made[start:stop] = np.add.reduceat(by_column, bags.starts[start:stop] - bags.starts[start], axis=0)
-    return made
-
-
-def blocks(bags: Bags, most: int) -> list[tuple[int, int]]:
-    """Runs of whole bags, of at most so many instances each, but for a bag that has more by itself."""
-    made, start = [], 0
-    while start < len(bags):
-        reach = int(np.searchsorted(bags.starts, bags.starts[start] + most, side="right")) - 1
-        stop = max(start + 1, reach)
-        made.append((start, stop))
-        start = stop
+    for run in bags.runs(limit):
+        some = bags[run]
+        square = np.square(some.instances @ bags.instances.T)
+        made[run] = bags.sums(some.sums(square).T).T
     return made
 
 
@@ -180,7 +167,7 @@ def fit_pair(bags: Bags, y: Array, start: tuple[Array, Array], decay: float) -> 
     def loss(both: Array) -> tuple[float, Array]:
         u, v = both[:size], both[size:]
         along_u, along_v = x @ u, x @ v
-        error = centred(bag_sums(along_u * along_v, bags) - y)
+        error = centred(bags.sums(along_u * along_v) - y)
         pull = error[bag] / len(y)
         gradient = np.concatenate([(pull * along_v) @ x, (pull * along_u) @ x]) + decay * both
         return 0.5 * float(np.mean(error**2)) + 0.5 * decay * float(both @ both), gradient
@@ -203,7 +190,7 @@ def fit_rank(bags: Bags, y: Array, weight: Array, rank: int, alpha: float) -> Ar
     def loss(flat: Array) -> tuple[float, Array]:
         factor = flat.reshape(size, -1)
         along, whole = x @ factor, (factor * sign) @ factor.T
-        error = centred(bag_sums(np.square(along) @ sign, bags) - y)
+        error = centred(bags.sums(np.square(along) @ sign) - y)
         slope = 2 * (x.T @ (along * error[bag, None]) + alpha * whole @ factor) * sign * 2
         return (float(error @ error) + alpha * float(np.sum(whole**2))) / unit, slope.ravel() / unit
 
