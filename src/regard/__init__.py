@@ -16,17 +16,33 @@ from regard.engines.job import Plan
 from regard.parts import NOTHING, Attended, merge
 
 if TYPE_CHECKING:
-    from regard.estimators import NadarayaWatson, NadarayaWatsonClassifier, load
+    from regard.data.bags import as_bags
+    from regard.estimators import (
+        BagClassifier,
+        BagRegressor,
+        FlatClassifier,
+        FlatRegressor,
+        NadarayaWatson,
+        NadarayaWatsonClassifier,
+        QuadraticRegressor,
+        load,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NOTHING",
     "Attended",
+    "BagClassifier",
+    "BagRegressor",
+    "FlatClassifier",
+    "FlatRegressor",
     "Look",
     "NadarayaWatson",
     "NadarayaWatsonClassifier",
     "Plan",
+    "QuadraticRegressor",
+    "as_bags",
     "attend",
     "attend_parts",
     "load",
@@ -41,6 +57,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Estimators are imported when they are first asked for: scikit-learn takes its time."""
+    if name == "as_bags":
+        from regard.data.bags import as_bags
+
+        return as_bags
     if name in __all__:
         from regard import estimators
 
