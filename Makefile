@@ -19,6 +19,7 @@ check: $(READY)  ## format, lint, types, who may import whom
 bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on real tables
 	$(BIN)/python -m benchmarks.attend
 	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
 
 format: $(READY)
 	$(BIN)/ruff format .
