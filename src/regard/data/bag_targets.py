@@ -57,5 +57,6 @@ def of_bags(target: "Series", bag: "Series") -> "Series":
     if several.any():
         name = several.index[int(np.argmax(several.to_numpy()))]
         found = listed(map(str, target[bag == name].unique()), most=5)
-        raise ValueError(f"all instances of a bag must have one target, and those of bag {name} have {found}")
+        column = "" if target.name is None else f" in column {target.name!r}"
+        raise ValueError(f"all instances of a bag must have one target, and those of bag {name} have {found}{column}")
     return groups.first()

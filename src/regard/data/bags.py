@@ -12,7 +12,7 @@ once: at least one bag, none of them empty, one number of features, no NaN and n
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -86,7 +86,7 @@ class Bags:
 
     def with_instances(self, instances: Array) -> Self:
         """The same bags with other instances, row by row."""
-        return type(self)(instances, self.starts, self.names, self.features, self.rows)
+        return replace(self, instances=instances)
 
     def sums(self, values: Array) -> Array:
         """Sums over each bag, [N, ...] → [B, ...]."""
@@ -100,6 +100,10 @@ class Bags:
             stop = max(start + 1, reach)
             yield slice(start, stop)
             start = stop
+
+    def nameless(self) -> Self:
+        """The same bags, whose features have no names."""
+        return replace(self, features=None)
 
     def call(self, place: int) -> str:
         """A bag as a message calls it: by its name, or by its place."""
