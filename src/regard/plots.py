@@ -1,4 +1,4 @@
-"""Pictures of what attention does: fits, weight maps, evidence.
+"""Pictures of what attention does: fits, weight maps, evidence, errors.
 
 Each function takes arrays, never models, draws on the `axes` given or on a figure of its own, and returns the
 axes: `axes.figure.savefig("fit.png")`. No window is opened and pyplot is left alone, so it works without a
@@ -18,6 +18,7 @@ Array = Any
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 CYCLE = (ORANGE, SKY, VERMILION, GREEN, PURPLE, BLUE)
 GREY, INK = "#999999", "#333333"
+MARKERS = "osD^vP"
 TICKS = 6
 
 
@@ -146,6 +147,57 @@ def evidence_bars(
     if left < 0:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
+    return bare(axes)
+
+
+def error_curves(
+    counts: Array,
+    errors: Mapping[str, Array],
+    parameters: Mapping[str, int] | None = None,
+    axes: "Axes | None" = None,
+    title: str = "test error against the number of training examples",
+    most: float = 2.0,
+) -> "Axes":
+    """How test errors fall with the number of training examples: a line is the median of repeats, a band their range.
+
+    counts       [n] how many training examples
+    errors       [repeats, n] by name, in standard deviations of what is predicted: 1 is no better than its mean
+    parameters   how many each model has, by name: said in the legend, and drawn as a bar of its colour on the axis
+    most         errors above this are cut off
+    """
+    from matplotlib.ticker import NullLocator, ScalarFormatter
+
+    counts = flat(counts, "counts")
+    axes = axes or fresh(6.5, 4.5)
+    unknown = set(parameters or {}) - set(errors)
+    if unknown:
+        raise ValueError(f"parameters names {sorted(unknown)}, which are not among the errors {list(errors)}")
+    axes.axhline(1, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, zorder=1)
+    marks: list[int] = []
+    for place, (name, repeats) in enumerate(errors.items()):
+        found = np.asarray(repeats, dtype=float)
+        if found.ndim != 2 or found.shape[1] != len(counts):
+            raise ValueError(f"errors of {name!r} must be [repeats, {len(counts)}], got shape {list(found.shape)}")
+        colour, size = CYCLE[place % len(CYCLE)], (parameters or {}).get(name)
+        label = name if size is None else f"{name}: {size} parameters"
+        axes.fill_between(counts, found.min(0), found.max(0), color=colour, alpha=0.15, linewidth=0, zorder=2)
+        line = np.median(found, axis=0)
+        axes.plot(counts, line, MARKERS[place % len(MARKERS)] + "-", color=colour, label=label, linewidth=2, zorder=3)
+        if size is not None:
+            low = 0.05 * most * marks.count(size)  # on top of those of the same size
+            axes.plot(
+                [size, size], [low, low + 0.05 * most], color=colour, linewidth=4, solid_capstyle="butt", zorder=4
+            )
+            marks.append(size)
+    axes.set_xscale("log")
+    axes.set_xticks(counts, [f"{count:g}" for count in counts])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_ylim(0, most)
+    marked = "   (bars: parameters)" if marks else ""
+    axes.set(xlabel=f"training examples{marked}", ylabel="test error, in standard deviations\n(1: predicting the mean)")
+    axes.set_title(title, loc="left")
+    axes.legend(frameon=False, fontsize="small")
     return bare(axes)
 
 
