@@ -4,8 +4,9 @@ READY := .venv/.ready
 
 .PHONY: demo test check bench format clean
 
-demo: $(READY)  ## every system on a small case, and a picture to look at
+demo: $(READY)  ## every system on a small case, and pictures to look at
 	$(BIN)/python examples/kernel_regression.py tour/kernel_regression.png
+	$(BIN)/python examples/bag_samples.py tour/bag_samples.png
 
 test: $(READY)  ## the whole suite
 	$(BIN)/python -m pytest
@@ -19,6 +20,7 @@ check: $(READY)  ## format, lint, types, who may import whom
 bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on real tables
 	$(BIN)/python -m benchmarks.attend
 	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
 
 format: $(READY)
 	$(BIN)/ruff format .

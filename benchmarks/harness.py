@@ -42,6 +42,7 @@ PATIENCE = 30.0
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 COLOURS = {"yes": "green", "no": "red"}
+PROGRESS = Console(stderr=True)
 
 Inputs = TypeVar("Inputs")
 Side = Literal["ours", "peer"]
@@ -233,6 +234,33 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     return made
 
 
+def report(findings: Sequence[Finding], facts: Mapping[str, str], file: Path | None) -> None:
+    """Print what was found, and where; with a file, also as JSON."""
+    out = Console(width=None if sys.stdout.isatty() else 200)
+    out.print("  ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)
+    out.print(findings_table(findings))
+    if file:
+        found = {"machine": dict(facts), "findings": [asdict(finding) for finding in findings]}
+        file.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+def note(text: str) -> None:
+    """A line on stderr for who waits."""
+    PROGRESS.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False, soft_wrap=True)
+
+
+def lacking(data: Path | None, files: Sequence[str], told: str) -> str:
+    """What to put where, in words, as the docstring of `told` says; nothing where all is there."""
+    if data is None:
+        return f"give --data a folder as the docstring of {told} says"
+    missing = [file for file in files if not (data / file).exists()]
+    return f"{data} lacks {', '.join(missing)}: see {told}" if missing else ""
+
+
+def said(reached: bool) -> str:
+    return "yes" if reached else "no"
+
+
 def figure(number: float | None) -> str:
     return "n/a" if number is None else f"{number:,.1f}" if number < 1000 else f"{number:,.0f}"
 
@@ -260,10 +288,9 @@ def main(cases: Sequence[Case[Any]], module: str) -> None:
         names = "\n  ".join(case.name for case in cases)
         parser.error(f"--repeats must be at least 1 and --only part of a case's name, one of\n  {names}")
     facts = machine()
-    progress = Console(stderr=True)
     rows = []
     for number, case in enumerate(chosen, 1):
-        progress.print(f"{number}/{len(chosen)}  {case.name}", highlight=False)
+        PROGRESS.print(f"{number}/{len(chosen)}  {case.name}", highlight=False)
         rows.append(compare(case, module, options.repeats))
     out = Console(width=None if sys.stdout.isatty() else 200)
     out.print("  ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)

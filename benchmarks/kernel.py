@@ -15,20 +15,18 @@ the best of several. How memory is taken: `benchmarks/harness.py`; here it is th
 import argparse
 import contextlib
 import functools
-import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from benchmarks.harness import (
@@ -36,13 +34,15 @@ from benchmarks.harness import (
     THREADS,
     Case,
     Finding,
-    findings_table,
     machine,
     memory_of,
+    note,
     peak_extra,
+    report,
+    said,
     times,
 )
-from benchmarks.kernel_quality import Array, curves, left_out_average, note, statsmodels_fit, tables
+from benchmarks.kernel_quality import Array, curves, left_out_average, statsmodels_fit, tables
 from regard.engines import pairs
 from regard.engines.points import Points
 from regard.estimators import NadarayaWatson
@@ -285,10 +285,6 @@ def growth() -> Iterator[Finding]:
     )
 
 
-def said(reached: bool) -> str:
-    return "yes" if reached else "no"
-
-
 SPEED = {
     "all pairs": all_pairs,
     "million": million,
@@ -319,12 +315,7 @@ def main() -> None:
         parser.error(f"--only must be part of a row's name, one of {names}")
     facts = machine()
     findings = [finding for row in chosen.values() for finding in row()]
-    out = Console(width=None if sys.stdout.isatty() else 200)
-    out.print("  ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)
-    out.print(findings_table(findings))
-    if options.json:
-        found = {"machine": facts, "findings": [asdict(finding) for finding in findings]}
-        options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    report(findings, facts, options.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from all; ours and statsmodels' alike, each by its own code.
 import itertools
 import math
 import multiprocessing
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -31,7 +30,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.harness import SEED, Finding
+from benchmarks.harness import PROGRESS, SEED, Finding, lacking, note
 from regard.estimators import NadarayaWatson
 from regard.estimators.bandwidths import left_out_error
 
@@ -58,11 +57,7 @@ CURVES = {
 }
 
 Array = Any
-PROGRESS = Console(stderr=True)
-
-
-def note(text: str) -> None:
-    PROGRESS.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False, soft_wrap=True)
+TOLD = "benchmarks/kernel_quality.py"
 
 
 class Split(NamedTuple):
@@ -88,7 +83,7 @@ def read_split(folder: Path, split: int) -> Split:
 def tables(data: Path | None) -> Iterator[Finding]:
     """Errors by table, and what they must be."""
     needed = [f"uci/{name}/{file}.csv.gz" for name in TABLES for file in ("data", "test_mask")]
-    if missing := lacking(data, needed):
+    if missing := lacking(data, needed, TOLD):
         yield Finding("test error of seven tables", "see --data", missing, "not run")
         return
     assert data is not None
@@ -197,7 +192,7 @@ def errors_table(mean: Mapping[str, Mapping[str, float]], first: Mapping[str, Ma
 
 def curves(data: Path | None) -> Iterator[Finding]:
     """Leave-one-out errors, averages against averages and lines against lines."""
-    if missing := lacking(data, [f"curves/{file}" for file, _, _ in CURVES.values()]):
+    if missing := lacking(data, [f"curves/{file}" for file, _, _ in CURVES.values()], TOLD):
         yield Finding("leave-one-out error of four curves", "see --data", missing, "not run")
         return
     assert data is not None
@@ -233,11 +228,3 @@ def left_out_average(x: Array, y: Array, bandwidth: float) -> Array:
     weight = np.exp(-0.5 * np.square((x - x.T) / bandwidth))
     np.fill_diagonal(weight, 0.0)
     return weight @ y / weight.sum(axis=1)
-
-
-def lacking(data: Path | None, files: list[str]) -> str:
-    """What to put where, in words; nothing where all is there."""
-    if data is None:
-        return "give --data a folder as the docstring of benchmarks/kernel_quality.py says"
-    missing = [file for file in files if not (data / file).exists()]
-    return f"{data} lacks {', '.join(missing)}: see benchmarks/kernel_quality.py" if missing else ""

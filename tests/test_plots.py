@@ -112,11 +112,29 @@ def test_all_draw_where_they_are_told_and_are_saved_without_a_display(tmp_path):
         (lambda: plots.weight_map([1.0, 2.0]), r"weights must be \[queries, keys\], got shape \[2\]"),
         (lambda: plots.weight_map([[1.0, 2.0]], keys=[1]), r"keys must be \[2\].*got shape \[1\]"),
         (lambda: plots.evidence_bars(["a"], [0.5, 0.5], 0), "got 1 labels, 2 weights"),
+        (lambda: plots.error_curves([1, 2], {"a": [[1.0, 2.0, 3.0]]}), r"'a' must be \[repeats, 2\], got .*\[1, 3\]"),
+        (lambda: plots.error_curves([1], {"a": [[1.0]]}, {"b": 3}), r"parameters names \['b'\].*\['a'\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_errors_are_drawn_by_their_medians_and_ranges():
+    errors = {"few": [[1.0, 0.5], [0.8, 0.1], [0.9, 0.3]], "many": [[1.5, 1.2]], "as few": [[0.1, 0.2]]}
+    axes = plots.error_curves([10, 40], errors, {"few": 7, "as few": 7}, title="look", most=3.0)
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_array_equal(lines["few: 7 parameters"].get_xydata(), [[10, 0.9], [40, 0.3]])
+    np.testing.assert_array_equal(lines["many"].get_ydata(), [1.5, 1.2])
+    band = axes.collections[0].get_datalim(axes.transData)
+    assert (band.ymin, band.ymax) == (0.1, 1.0)
+    bars = [line for line in axes.lines if list(line.get_xdata()) == [7, 7]]
+    np.testing.assert_allclose([bar.get_ydata() for bar in bars], [[0, 0.15], [0.15, 0.3]])  # one on the other
+    assert same_color(bars[0].get_color(), lines["few: 7 parameters"].get_color())
+    assert (axes.get_xlabel(), axes.get_title("left")) == ("training examples   (bars: parameters)", "look")
+    assert axes.get_ylim() == (0, 3)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "40"]
 
 
 def test_neither_regard_nor_plots_import_matplotlib_or_pandas():

@@ -47,7 +47,19 @@ def test_the_example_learns_and_draws(tmp_path, monkeypatch, capsys):
     assert image.std() > 0.1
 
 
-@pytest.mark.parametrize("page", ["tables"])
+def test_attention_needs_fewer_bags_in_the_example(tmp_path, monkeypatch, capsys):
+    example = runpy.run_path(str(ROOT / "examples" / "bag_samples.py"))
+    monkeypatch.setitem(example["main"].__globals__, "COUNTS", (20, 60))
+    example["main"](tmp_path / "deep" / "bags.png", 1)
+    rows = re.findall(r"^(\w+) +(\D+?\d?) +([\d.]+) +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
+    last = {(case, name): float(error) for case, name, _, error in rows}
+    assert len(last) == 10
+    assert last["linear", "linear attention"] < 0.2 < last["linear", "full quadratic"] < last["linear", "flat"]
+    assert last["softmax", "softmax attention"] < 0.5 < last["softmax", "full quadratic"]
+    assert torch.tensor(matplotlib.image.imread(tmp_path / "deep" / "bags.png")).std() > 0.1
+
+
+@pytest.mark.parametrize("page", ["bags", "tables"])
 def test_the_code_in_the_documents_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert blocks

@@ -18,7 +18,17 @@ from regard.parts import NOTHING, Attended, merge
 
 if TYPE_CHECKING:
     from regard import layers
-    from regard.estimators import NadarayaWatson, NadarayaWatsonClassifier, load
+    from regard.data.bags import as_bags
+    from regard.estimators import (
+        BagClassifier,
+        BagRegressor,
+        FlatClassifier,
+        FlatRegressor,
+        NadarayaWatson,
+        NadarayaWatsonClassifier,
+        QuadraticRegressor,
+        load,
+    )
     from regard.layers.watch import watch
 
 __version__ = "0.1.0"
@@ -26,10 +36,16 @@ __version__ = "0.1.0"
 __all__ = [
     "NOTHING",
     "Attended",
+    "BagClassifier",
+    "BagRegressor",
+    "FlatClassifier",
+    "FlatRegressor",
     "Look",
     "NadarayaWatson",
     "NadarayaWatsonClassifier",
     "Plan",
+    "QuadraticRegressor",
+    "as_bags",
     "attend",
     "attend_parts",
     "layers",
@@ -44,13 +60,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Layers and estimators are imported when they are first asked for: scikit-learn takes its time."""
-    if name in ("layers", "watch"):
-        layers = importlib.import_module("regard.layers")
-        return layers if name == "layers" else layers.watch
-    if name in __all__:
-        from regard import estimators
+LATER = {"layers": "regard.layers", "watch": "regard.layers.watch", "as_bags": "regard.data.bags"}
+"""Where names are that are not estimators and not yet imported."""
 
-        return getattr(estimators, name)
-    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """What takes its time to import, as scikit-learn does, is imported when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    home = importlib.import_module(LATER.get(name, "regard.estimators"))
+    return home if name == "layers" else getattr(home, name)

@@ -5,28 +5,28 @@
     regard evidence model/ new.csv --top 5
     regard info model/
 
+    regard fit molecules.csv --bag molecule --target active --out model/       bags: a row for each instance
+
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
 in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours.
 """
 
 import warnings
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
-from regard import saving
-from regard.data import roles, tables
+from regard import cli_bags, cli_rows, saving
 from regard.data import schema as schemas
+from regard.data import tables
 
 try:
     import typer
 except ImportError:
     raise SystemExit(f"the command line needs typer: {tables.INSTALL}") from None
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 
 class PlainGroup(typer.core.TyperGroup):
@@ -64,6 +64,10 @@ class Kind(StrEnum):
     classification = "classification"
 
 
+ROWS_ONLY = ("kernel", "bandwidth", "metric", "order", "scale", "categorical", "ordered", "weight")
+BAGS_ONLY = ("attention", "hidden_size", "heads", "epochs", "batch_size", "early_stopping", "balanced")
+"""Options that only a table of rows has, or one of bags."""
+
 Table = Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.")]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
 Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
@@ -71,6 +75,7 @@ Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv o
 
 @app.command()
 def fit(
+    ctx: typer.Context,
     table: Table,
     target: Annotated[str, typer.Option(help="The column to predict.")],
     out: Annotated[Path, typer.Option(help="The model folder to write; a model that is there is replaced.")],
@@ -98,31 +103,35 @@ def fit(
         bool,
         typer.Option("--impute", help="Fill missing cells in, here and in predict, with medians and commonest values."),
     ] = False,
+    bag: Annotated[
+        str | None, typer.Option(help="The column that says which bag a row is in: one prediction a bag of rows.")
+    ] = None,
+    attention: Annotated[
+        str, typer.Option(help="Bags: softmax, gated, mean, max, or linear (regression).")
+    ] = "softmax",
+    hidden_size: Annotated[
+        int | None, typer.Option(help="Bags: an embedding of this size, such as 64; none if it is not given.")
+    ] = None,
+    heads: Annotated[int, typer.Option(help="Bags: attentions side by side.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Bags: passes over the table.")] = 100,
+    batch_size: Annotated[int | None, typer.Option(help="Bags: how many a step; all if it is not given.")] = None,
+    early_stopping: Annotated[
+        bool, typer.Option("--early-stopping", help="Bags: hold out a tenth, and keep the epoch that is best on it.")
+    ] = False,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
     seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
 ) -> None:
-    """Learn from a table, and write a model folder."""
+    """Learn from a table, and write a model folder. With --bag, rows are instances, and a prediction is of a bag."""
     saving.check_place(out)
-    frame = tables.read_table(table)
-    value = roles.target_of(frame, target, kind.value)
-    count = None if weight is None else roles.weight_of(frame, weight)
-    rows = roles.features_of(frame, [target, weight or target], names_in(categorical), orders_in(ordered))
-    for name in orders_in(ordered):
-        say(f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}", quiet)
-    rows, fill = tables.impute(rows) if impute else (rows, None)
-    tables.check_complete(rows)
-    settings = {
-        "bandwidth": bandwidth_in(bandwidth),
-        "kernel": kernel,
-        "metric": metric,
-        "scale": None if scale == "none" else scale,
-        "random_state": seed,
-        "verbose": not quiet,
-    }
-    model = model_for(value, order, settings).fit(rows, value, sample_weight=count)
+    refuse(ctx, BAGS_ONLY if bag is None else ROWS_ONLY, "without --bag" if bag is None else "with --bag")
+    given = {**ctx.params, "random_state": seed, "verbose": not quiet}
+    learn = cli_rows.learn if bag is None else cli_bags.learn
+    model, schema, said = learn(table, target, kind.value, impute, given)
     config, arrays = model.state()
-    saving.write(out, {**config, "table": schemas.as_json(schema_of(model, fill))}, arrays)
-    say(f"{type(model).__name__} on {counted(rows, 'row')} and {counted(rows.columns, 'column')} → {out}", quiet)
+    saving.write(out, {**config, "table": schemas.as_json(schema)}, arrays)
+    for line in [*said[:-1], f"{said[-1]} → {out}"]:
+        say(line, quiet)
 
 
 @app.command()
@@ -136,179 +145,81 @@ def predict(
         bool, typer.Option("--density", help="Add log_density: where it is low, the model is guessing.")
     ] = False,
 ) -> None:
-    """Predict the target of new rows."""
+    """Predict the target of new rows, or of new bags: a line for each."""
     if out is not None:
         tables.check_destination(out)
-    model, schema = opened(folder)
-    rows = asked(model, schema, table)
-    tables.write_table(predictions(model, rows, std, proba, density), out)
+    model, schema, form = opened(folder)
+    rows = form.asked(model, schema, table)
+    tables.write_table(form.predictions(model, schema, rows, std, proba, density), out)
 
 
 @app.command()
 def evidence(
     folder: Folder,
     table: Table,
-    top: Annotated[int, typer.Option(help="How many training rows to show for each new row.", min=1)] = 5,
+    top: Annotated[
+        int, typer.Option(help="How many training rows to show for each row, or instances a bag.", min=1)
+    ] = 5,
     out: Out = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the evidence of one row to this picture.")] = None,
-    row: Annotated[int, typer.Option(help="Which row of the table to draw, from 1.", min=1)] = 1,
+    plot: Annotated[Path | None, typer.Option(help="Draw the evidence of one row, or bag, to this picture.")] = None,
+    row: Annotated[int, typer.Option(help="Which row, or bag, of the table to draw, from 1.", min=1)] = 1,
 ) -> None:
     """Show the training rows behind each prediction, and their weights.
 
-    A line for each new row and training row: query and row are their numbers in their tables, from 1.
+    A line for each new row and training row: query and row are their numbers in their tables, from 1. Of bags: the
+    instances behind each prediction, by their rows in the new table, from 1, and the class that each speaks for.
     """
     if out is not None:
         tables.check_destination(out)
-    model, schema = opened(folder)
-    rows = asked(model, schema, table)
+    model, schema, form = opened(folder)
+    rows = form.asked(model, schema, table)
     if plot is not None and row > len(rows):
-        raise ValueError(f"--row must be between 1 and {len(rows)}, the rows of {table}, got {row}")
+        raise ValueError(f"--row must be between 1 and {len(rows)}, the {form.WHAT} of {table}, got {row}")
     found = model.evidence(rows, top=top)
     if plot is not None:
-        draw(found, plot, row)
+        draw(found, plot, row, form.called(rows, row - 1))
     tables.write_table(found.to_frame(), out)
 
 
 @app.command()
 def info(folder: Folder) -> None:
     """Tell what a model folder holds."""
-    model, schema = opened(folder)
-    told = facts(model, schema)
+    model, schema, form = opened(folder)
+    told = form.facts(model, schema)
     wide = max(map(len, told))
     for name, value in told.items():
         typer.echo(f"{name:<{wide}}  {value}")
 
 
-def model_for(value: "Series", order: int, settings: dict[str, Any]) -> Any:
-    """A regressor for a target of floats, a classifier for the rest."""
-    from regard.estimators import NadarayaWatson, NadarayaWatsonClassifier
-
-    if value.dtype == float:
-        return NadarayaWatson(order=order, **settings)  # type: ignore[arg-type]  # fit refuses an order it has not
-    if order:
-        raise ValueError(f"--order must be 0 for classification, got {order}: local lines are for regression")
-    return NadarayaWatsonClassifier(**settings)
+def refuse(ctx: typer.Context, options: Sequence[str], why: str) -> None:
+    """Options that were given, and that mean nothing here, are a mistake."""
+    for name in options:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"--{name.replace('_', '-')} means nothing {why}")
 
 
-def bandwidth_in(text: str) -> Any:
-    """A bandwidth as typed: a number, several, or a word, which the model knows or refuses."""
-    parts = text.split(",")
-    try:
-        numbers = [float(part) for part in parts]
-    except ValueError:
-        if len(parts) > 1:
-            raise ValueError(
-                f"--bandwidth must be a number, numbers for each column, or a word, got {text!r}"
-            ) from None
-        return text.strip()
-    return numbers if len(parts) > 1 else numbers[0]
-
-
-def names_in(text: str) -> list[str]:
-    """Names of columns as typed: a,b."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def orders_in(text: str) -> dict[str, list[str] | None]:
-    """Ordered columns as typed: grade,size=S:M:L."""
-    parts = [name.partition("=") for name in names_in(text)]
-    return {name: [value.strip() for value in order.split(":")] if mark else None for name, mark, order in parts}
-
-
-def opened(folder: Path) -> tuple[Any, schemas.Schema]:
-    """A model, and what it knows of its table."""
+def opened(folder: Path) -> tuple[Any, schemas.Schema, Any]:
+    """A model, what it knows of its table, and which form of table that is: of rows, or of bags."""
     from regard.estimators import restored
 
     config, arrays = saving.read(folder)
     model = restored(folder, config, arrays)
     table = config.get("table")  # a model that was saved from Python has none
-    return model, schema_of(model, None) if table is None else schemas.from_json(table, folder)
+    form = cli_bags if cli_bags.takes(model) else cli_rows
+    return model, form.schema_of(model, None) if table is None else schemas.from_json(table, folder), form
 
 
-def schema_of(model: Any, fill: dict[str, Any] | None) -> schemas.Schema:
-    """What a model knows of its table by itself."""
-    columns = model.columns_
-    categories = {columns.names[place]: category.values for place, category in columns.categories.items()}
-    return schemas.Schema(model.targets_[0], schemas.kinds_of(columns.names, categories), fill)
-
-
-def asked(model: Any, schema: schemas.Schema, table: Path) -> Any:
-    """New rows as the model takes them: by name, or by place if it was fitted on columns without names."""
-    frame = tables.read_table(table, text=schema.text)
-    if hasattr(model, "feature_names_in_"):
-        return schema.rows(frame)
-    if len(frame.columns) != len(schema.kinds):
-        raise ValueError(
-            f"the model was fitted on {len(schema.kinds)} columns without names, {table} has {len(frame.columns)}:"
-            " give those, in their order"
-        )
-    return schema.rows(frame.set_axis(list(schema.kinds), axis=1)).to_numpy()
-
-
-def predictions(model: Any, rows: Any, std: bool, proba: bool, density: bool) -> "DataFrame":
-    """A column for the target, and for what else was asked."""
-    pd = tables.pandas()
-    classes = hasattr(model, "predict_proba")
-    if std and classes:
-        raise ValueError("--std is for regression; ask a classifier for --proba")
-    if proba and not classes:
-        raise ValueError("--proba is for classification; ask a regression for --std")
-    names = model.targets_
-    if proba:
-        chance = model.predict_proba(rows)
-        made = pd.DataFrame({names[0]: model.classes_[chance.argmax(axis=1)]})
-        made = made.assign(**{f"p_{label}": chance[:, place] for place, label in enumerate(model.classes_)})
-    elif std:
-        mean, spread = (part.reshape(len(rows), -1) for part in model.predict(rows, return_std=True))
-        made = pd.DataFrame(mean, columns=names)
-        made = made.assign(**{f"{name}_std": spread[:, place] for place, name in enumerate(names)})
-    else:
-        made = pd.DataFrame(model.predict(rows).reshape(len(rows), -1), columns=names)
-    return made.assign(log_density=model.log_density(rows)) if density else made
-
-
-def draw(found: Any, path: Path, row: int) -> None:
-    """The evidence of one row as a picture."""
+def draw(found: Any, path: Path, row: int, name: str) -> None:
+    """The evidence of one row, or bag, as a picture."""
     try:
         axes = found.plot(query=row - 1)
     except ImportError:
         raise ImportError(f"pictures need matplotlib: {tables.INSTALL}") from None
-    axes.set_title(f"what the prediction of row {row} looks at")
+    axes.set_title(f"what the prediction of {name} looks at")
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path)
-    say(f"picture of row {row} → {path}")
-
-
-def facts(model: Any, schema: schemas.Schema) -> dict[str, Any]:
-    """What there is to tell of a model, by name."""
-    settings = model.get_params()
-    told = {
-        "model": type(model).__name__,
-        "target": ", ".join(model.targets_),
-        "classes": ", ".join(map(str, getattr(model, "classes_", []))),
-        "rows": f"{len(model.X_):,}",
-        "kernel": settings["kernel"],
-        "order": settings.get("order", ""),
-        "metric": settings["metric"],
-        "scale": settings["scale"] or "none",
-        "bandwidth": f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given",
-        "criterion": "" if model.criterion_ is None else f"{model.criterion_:.6g}",
-        "missing": "an error" if schema.fill is None else "imputed",
-    }
-    told |= {"columns": len(schema.kinds)}
-    widths = model.bandwidth_
-    if widths.ndim == 2:
-        told["bandwidth"] += f", a matrix {widths.shape[0]} × {widths.shape[1]}"
-    for place, (name, kind) in enumerate(schema.kinds.items()):
-        width = f"{'bandwidth' if kind == 'number' else 'λ'} {widths[place]:.4g}" if widths.ndim == 1 else ""
-        fill = "" if schema.fill is None else f"missing: {schema.fill[name]}"
-        told[f"  {name}"] = "  ".join(part for part in (f"{kind:<8}", width, fill) if part)
-    return {name: value for name, value in told.items() if value != ""}
-
-
-def counted(things: Any, name: str) -> str:
-    """How many there are, in words."""
-    return f"{len(things):,} {name}" + ("" if len(things) == 1 else "s")
+    say(f"picture of {name} → {path}")
 
 
 def say(message: str, quiet: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of what attention does: fits, weight maps, evidence.
+"""Pictures of what attention does: fits, weight maps, evidence, errors.
 
 Each function takes arrays, never models, draws on the `axes` given or on a figure of its own, and returns the
 axes: `axes.figure.savefig("fit.png")`. No window is opened and pyplot is left alone, so it works without a
@@ -18,6 +18,7 @@ Array = Any
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 CYCLE = (ORANGE, SKY, VERMILION, GREEN, PURPLE, BLUE)
 GREY, INK = "#999999", "#333333"
+MARKERS = "osD^vP"
 TICKS = 6
 
 
@@ -114,8 +115,9 @@ def evidence_bars(
     rest: float,
     values: Array | None = None,
     axes: "Axes | None" = None,
+    of: str = "row",
 ) -> "Axes":
-    """The training rows behind one prediction: a bar each, the largest first, and a grey one for all others.
+    """What is behind one prediction, training rows or `of` what: a bar each, largest first, and a grey one for others.
 
     Weights below 0, which a local line can give, have a colour of their own. With `values`, the targets of the
     rows stand at their bars.
@@ -136,15 +138,66 @@ def evidence_bars(
     for place, size, note in zip(places, sizes, [*notes, ""], strict=True):
         text = f"{size:.1%}{note}"
         axes.text(max(size, 0.0) + 0.015 * reach, place, text, va="center", fontsize="small", color=INK)
-    axes.set_yticks(list(places), [*(f"row {label}" for label in labels), "all other rows"])
+    axes.set_yticks(list(places), [*(f"{of} {label}" for label in labels), f"all other {of}s"])
     axes.invert_yaxis()
     left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
     axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    axes.set_xlabel("weight" if values is None else "weight  →  the row's target")
+    axes.set_xlabel("weight" if values is None else f"weight  →  the {of}'s target")
     if left < 0:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
+    return bare(axes)
+
+
+def error_curves(
+    counts: Array,
+    errors: Mapping[str, Array],
+    parameters: Mapping[str, int] | None = None,
+    axes: "Axes | None" = None,
+    title: str = "test error against the number of training examples",
+    most: float = 2.0,
+) -> "Axes":
+    """How test errors fall with the number of training examples: a line is the median of repeats, a band their range.
+
+    counts       [n] how many training examples
+    errors       [repeats, n] by name, in standard deviations of what is predicted: 1 is no better than its mean
+    parameters   how many each model has, by name: said in the legend, and drawn as a bar of its colour on the axis
+    most         errors above this are cut off
+    """
+    from matplotlib.ticker import NullLocator, ScalarFormatter
+
+    counts = flat(counts, "counts")
+    axes = axes or fresh(6.5, 4.5)
+    unknown = set(parameters or {}) - set(errors)
+    if unknown:
+        raise ValueError(f"parameters names {sorted(unknown)}, which are not among the errors {list(errors)}")
+    axes.axhline(1, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, zorder=1)
+    marks: list[int] = []
+    for place, (name, repeats) in enumerate(errors.items()):
+        found = np.asarray(repeats, dtype=float)
+        if found.ndim != 2 or found.shape[1] != len(counts):
+            raise ValueError(f"errors of {name!r} must be [repeats, {len(counts)}], got shape {list(found.shape)}")
+        colour, size = CYCLE[place % len(CYCLE)], (parameters or {}).get(name)
+        label = name if size is None else f"{name}: {size} parameters"
+        axes.fill_between(counts, found.min(0), found.max(0), color=colour, alpha=0.15, linewidth=0, zorder=2)
+        line = np.median(found, axis=0)
+        axes.plot(counts, line, MARKERS[place % len(MARKERS)] + "-", color=colour, label=label, linewidth=2, zorder=3)
+        if size is not None:
+            low = 0.05 * most * marks.count(size)  # on top of those of the same size
+            axes.plot(
+                [size, size], [low, low + 0.05 * most], color=colour, linewidth=4, solid_capstyle="butt", zorder=4
+            )
+            marks.append(size)
+    axes.set_xscale("log")
+    axes.set_xticks(counts, [f"{count:g}" for count in counts])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_ylim(0, most)
+    marked = "   (bars: parameters)" if marks else ""
+    axes.set(xlabel=f"training examples{marked}", ylabel="test error, in standard deviations\n(1: predicting the mean)")
+    axes.set_title(title, loc="left")
+    axes.legend(frameon=False, fontsize="small")
     return bare(axes)
 
 

@@ -26,6 +26,7 @@ class Schema:
     target: str
     kinds: dict[str, str]  # of the features, in their order
     fill: dict[str, Any] | None = None  # what missing cells are filled in with; None: they are an error
+    bag: str | None = None  # the column that says the bag of a row, where rows are instances
 
     @property
     def text(self) -> list[str]:

@@ -184,6 +184,11 @@ def listed(names: Iterable[str], most: int = 20) -> str:
     return ", ".join(map(repr, names[:most])) + more
 
 
+def counted(things: Any, name: str) -> str:
+    """How many there are, in words."""
+    return f"{len(things):,} {name}" + ("" if len(things) == 1 else "s")
+
+
 def check_complete(frame: "DataFrame", advice: str = "fill it in, leave the row out, or use --impute") -> None:
     """No cell may be missing; the error names the first, by rows."""
     missing = frame.isna().to_numpy()

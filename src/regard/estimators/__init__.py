@@ -3,13 +3,38 @@
 from pathlib import Path
 from typing import Any
 
+from regard.estimators.bag_evidence import BagEvidence
+from regard.estimators.bags import BagClassifier, BagRegressor
 from regard.estimators.evidence import Evidence
 from regard.estimators.kernel import NadarayaWatson, NadarayaWatsonClassifier
+from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.saving import read
 
-__all__ = ["Evidence", "NadarayaWatson", "NadarayaWatsonClassifier", "load"]
+__all__ = [
+    "BagClassifier",
+    "BagEvidence",
+    "BagRegressor",
+    "Evidence",
+    "FlatClassifier",
+    "FlatRegressor",
+    "NadarayaWatson",
+    "NadarayaWatsonClassifier",
+    "QuadraticRegressor",
+    "load",
+]
 
-SAVED: dict[str, Any] = {kind.__name__: kind for kind in (NadarayaWatson, NadarayaWatsonClassifier)}
+SAVED: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        BagClassifier,
+        BagRegressor,
+        FlatClassifier,
+        FlatRegressor,
+        NadarayaWatson,
+        NadarayaWatsonClassifier,
+        QuadraticRegressor,
+    )
+}
 
 
 def load(folder: str | Path) -> Any:
@@ -23,5 +48,5 @@ def restored(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any])
         raise ValueError(f"{folder} holds a model of unknown kind, {config.get('estimator')!r}")
     try:
         return SAVED[config["estimator"]].from_state(config, arrays)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{folder} holds a model that is broken, or of another version of regard: {error}") from None

@@ -1,9 +1,13 @@
 """Evidence: which training rows a prediction was made from, and with what weight."""
 
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+WHOLE_LIMIT = 2 * 2**30
+"""Bytes that all weights together may take."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,6 +68,23 @@ class Evidence:
         target = next(iter(self.table.values()), None)
         values = None if target is None else target[index]
         return evidence_bars([str(x) for x in labels], self.weight[query][seen], self.rest[query], values, axes=axes)
+
+
+def checked_top(top: Any, most: int, of: str) -> int:
+    """How many weights are asked for, of `most` that there are."""
+    if top is not None and (isinstance(top, bool) or not hasattr(top, "__index__") or top < 1):
+        raise ValueError(f"top must be a positive whole number, or None for all {of}, got {top!r}")
+    return most if top is None else min(operator.index(top), most)
+
+
+def check_room(queries: int, wide: int, of: str, numbers: int = 2) -> None:
+    """Weights [queries, wide], each with its index and what else there is to it, must not fill the memory."""
+    size = numbers * 8 * queries * wide
+    if size > WHOLE_LIMIT:
+        raise ValueError(
+            f"{wide:,} weights of each of {queries:,} {of} would take {size / 2**30:.1f} GiB, above the limit"
+            f" of 2 GiB: ask for top=8, or for fewer {of} at a time"
+        )
 
 
 def labels_of(X: Any) -> Any:  # noqa: N803

@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from regard.estimators.choosing import Bandwidth
 from regard.estimators.effects import slopes
 from regard.estimators.kernel_estimator import Kernel, KernelEstimator
-from regard.saving import jsonable
+from regard.estimators.settings import restored_classes, saved_classes, target_names
 
 Array = Any
 
@@ -177,15 +177,13 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
         return {self.targets_[0]: self.classes_[self.y_]}
 
     def target_state(self) -> Any:
-        classes = [jsonable(label) for label in self.classes_]
-        return {"names": self.targets_, "classes": classes, "dtype": self.classes_.dtype.str}
+        return {"names": self.targets_, **saved_classes(self.classes_)}
 
     def target_array(self) -> Array | None:
         return self.y_
 
     def restore_target(self, state: Any, array: Array | None) -> None:
-        dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
-        self.targets_, self.y_, self.classes_ = state["names"], array, np.array(state["classes"], dtype=dtype)
+        self.targets_, self.y_, self.classes_ = state["names"], array, restored_classes(state)
 
 
 def checked_weight(sample_weight: Any, X: Array) -> Array | None:  # noqa: N803
@@ -193,11 +191,3 @@ def checked_weight(sample_weight: Any, X: Array) -> Array | None:  # noqa: N803
     if sample_weight is None:
         return None
     return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-
-
-def target_names(y: Any) -> list[str] | None:
-    """The names that pandas gives to targets."""
-    if hasattr(y, "columns"):
-        return [str(name) for name in y.columns]
-    name = getattr(y, "name", None)
-    return None if name is None else [str(name)]

@@ -2,7 +2,6 @@
 
 import math
 import numbers
-import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,22 +10,19 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from regard.engines.job import Plan
 from regard.estimators.bandwidths import by_rule
 from regard.estimators.choosing import CHOICES, Bandwidth, choose
 from regard.estimators.columns import Category, Columns, Scale, scale_of, seen_in
-from regard.estimators.evidence import Evidence, labels_of, numeric
+from regard.estimators.evidence import Evidence, check_room, checked_top, labels_of, numeric
 from regard.estimators.metric import METRICS
 from regard.estimators.rows import largest
+from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.smoother import KERNELS, Smoother
 from regard.saving import jsonable, write
 from regard.scores import Score
-
-WHOLE_LIMIT = 2 * 2**30
-"""Bytes that all weights together may take."""
 
 Array = Any
 Kernel = Literal["gaussian", "laplace", "epanechnikov", "boxcar", "tricube", "constant"] | Score
@@ -109,11 +105,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
 
     def seed(self) -> int:
         """One seed for all that is drawn."""
-        if isinstance(self.random_state, np.random.Generator):
-            return int(self.random_state.integers(2**31 - 1))
-        if self.random_state is None or isinstance(self.random_state, numbers.Integral):
-            return int(self.random_state or 0)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        return seed_of(self.random_state)
 
     def check_settings(self) -> None:
         """What must hold of the settings; scikit-learn's habit is to check them in `fit`."""
@@ -178,17 +170,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         With `top=None` all of them, sorted by weight; more than 2 GiB of them are refused. The weights of a
         local linear fit may be negative.
         """
-        if top is not None and (isinstance(top, bool) or not hasattr(top, "__index__") or top < 1):
-            raise ValueError(f"top must be a positive whole number, or None for all rows, got {top!r}")
         number, code = self.asked(X)
-        smoother, count = self.smoother_, len(self.smoother_.number)
-        most = count if top is None else min(operator.index(top), count)
-        size = 2 * 8 * len(number) * most
-        if size > WHOLE_LIMIT:
-            raise ValueError(
-                f"{most:,} weights of each of {len(number):,} rows would take {size / 2**30:.1f} GiB, above the limit"
-                " of 2 GiB: ask for top=8, or for fewer rows at a time"
-            )
+        smoother = self.smoother_
+        most = checked_top(top, len(smoother.number), "rows")
+        check_room(len(number), most, "rows")
         index, weight, rest = largest(smoother, number, code, most)
         rows = np.where(index < 0, -1, self.kept_[index])
         return Evidence(rows, weight, rest, self.evidence_table(), self.labels_, labels_of(X))
@@ -220,12 +205,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         if callable(self.kernel):
             raise ValueError("a model with a score of your own cannot be saved: no file can hold a function")
         smoother = self.smoother_
-        settings = {name: jsonable(value) for name, value in self.get_params(deep=False).items()}
-        if not isinstance(self.random_state, numbers.Integral):
-            settings["random_state"] = None
         config = {
             "estimator": type(self).__name__,
-            "settings": settings,
+            "settings": saved_settings(self),
             "columns": list(self.columns_.names),
             "named": hasattr(self, "feature_names_in_"),
             "categories": {

@@ -1,0 +1,47 @@
+"""What all estimators do alike with their settings and their targets: a seed, and how a file keeps them."""
+
+import numbers
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from regard.saving import jsonable
+
+Array = Any
+
+
+def seed_of(random_state: Any) -> int:
+    """One seed for all that is drawn, 0 where none is given."""
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1))
+    if random_state is None or isinstance(random_state, numbers.Integral):
+        return int(random_state or 0)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def saved_settings(model: Any) -> dict[str, Any]:
+    """The settings of a model as JSON can hold them; a generator of random numbers it cannot."""
+    settings = {name: jsonable(value) for name, value in model.get_params(deep=False).items()}
+    if not isinstance(settings.get("random_state", 0), int):
+        settings["random_state"] = None
+    return settings
+
+
+def target_names(y: Any) -> list[str] | None:
+    """The names that pandas gives to targets."""
+    if hasattr(y, "columns"):
+        return [str(name) for name in y.columns]
+    name = getattr(y, "name", None)
+    return None if name is None else [str(name)]
+
+
+def saved_classes(classes: Array) -> dict[str, Any]:
+    """Labels as JSON can hold them, and what they were."""
+    return {"classes": [jsonable(label) for label in classes], "dtype": classes.dtype.str}
+
+
+def restored_classes(state: dict[str, Any]) -> Array:
+    """The labels that `saved_classes` was given."""
+    dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
+    return np.array(state["classes"], dtype=dtype)
