@@ -6,7 +6,7 @@
     Sinusoidal, Learned, Rotary, Alibi       positions
     FeedForward, gelu_tanh, swiglu, Gated    what a block does with each row alone
     Block, Encoder, Decoder                  the Transformer's parts; pre_norm, post_norm, Dropout
-    Cache, KeyValues, quick_steps            keys and values kept for writing on, and weights laid out for it
+    Cache, KeyValues                         keys and values kept for writing on
     watch                                    what any of them look at while a model runs
 
 Every layer has `look`, which says what it looks at. No layer keeps anything between calls.
@@ -19,7 +19,6 @@ from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.conv import ConvSelfAttention
 from regard.layers.feed_forward import FeedForward, Gated, gelu_tanh, swiglu
 from regard.layers.heads import MultiHeadAttention
-from regard.layers.layout import quick_steps
 from regard.layers.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
 from regard.layers.watch import watch
 
@@ -46,7 +45,6 @@ __all__ = [
     "gelu_tanh",
     "post_norm",
     "pre_norm",
-    "quick_steps",
     "swiglu",
     "watch",
 ]
