@@ -86,7 +86,7 @@ def test_a_beam_goes_on_with_the_sequences_it_picks(rows, cross):
     picked = None if memory is None else memory[rows]
     with torch.inference_mode():
         model(x[:, :4], memory, cache=cache)
-        cache.pick(rows)
+        cache.select(rows)
         last = rand(len(rows), 3, SIZE, seed=6)
         found = model(last, picked, cache=cache)
     whole = torch.cat([x[rows, :4], last], dim=1)
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_said():
 def test_key_values_alone():
     kept = KeyValues()
     assert kept.all() is None
-    kept.pick(torch.tensor([0]))
+    kept.select(torch.tensor([0]))
     key, value = rand(2, 3, 4, 5), rand(2, 3, 4, 6, seed=1)
     found = kept.append(key, value)
     assert_close(found, (key, value), rtol=0, atol=0)

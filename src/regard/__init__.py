@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NadarayaWatson,
         NadarayaWatsonClassifier,
         QuadraticRegressor,
+        Writer,
         load,
     )
     from regard.layers.watch import watch
@@ -45,6 +46,7 @@ __all__ = [
     "NadarayaWatsonClassifier",
     "Plan",
     "QuadraticRegressor",
+    "Writer",
     "as_bags",
     "attend",
     "attend_parts",

@@ -109,6 +109,30 @@ def weight_map(
     return axes
 
 
+def alignment_map(
+    weights: Array, keys: Sequence[str], queries: Sequence[str], axes: "Axes | None" = None, title: str = ""
+) -> "Axes":
+    """Which piece looked at which: weights [queries, keys], every row and column labelled with its piece.
+
+    Keys stand above, in reading order; queries from top to bottom.
+    """
+    weights = np.asarray(weights, dtype=float)
+    if weights.shape != (len(queries), len(keys)) or not weights.size:
+        raise ValueError(f"weights must be [{len(queries)}, {len(keys)}], queries by keys, got {list(weights.shape)}")
+    axes = axes or fresh(min(16, 1.6 + 0.3 * len(keys)), min(16, 1.2 + 0.28 * len(queries)))
+    axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    small = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"
+    axes.set_xticks(range(len(keys)), list(keys), rotation=90 if max(map(len, keys)) > 1 else 0, fontsize=small)
+    axes.set_yticks(range(len(queries)), list(queries), fontsize=small)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.tick_params(length=0)
+    axes.set_title(title, loc="left")
+    for edge in axes.spines.values():
+        edge.set_color("#cccccc")
+    return axes
+
+
 def evidence_bars(
     labels: Sequence[str],
     weights: Array,

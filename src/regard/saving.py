@@ -1,14 +1,18 @@
 """A model as a folder: `config.json` for what JSON can hold, `model.safetensors` for arrays. Nothing is pickled.
 
+A text of its own kind, such as a tokenizer, has a file beside them, `tokenizer.json`.
+
 A new folder is written under a temporary name and renamed. In a folder that holds a model already, the new arrays
-are written beside the old ones, and then `config.json`, which names the arrays it belongs to, is replaced: a run
-that is killed leaves the old model or the new one, never a part of each.
+and texts are written beside the old ones, and then `config.json`, which names the files that belong to it, is
+replaced: a run that is killed leaves the old model or the new one, never a part of each.
 """
 
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 FORMAT = 1
 CONFIG, ARRAYS, OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
+TEXT = re.compile(r"[a-z]+(-2)?\.json")
 
 
 def check_place(folder: str | Path) -> None:
@@ -29,18 +34,22 @@ def check_place(folder: str | Path) -> None:
         raise FileExistsError(f"{folder} is not empty and holds no model: choose another folder")
 
 
-def write(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Path:
-    """Write a model. A folder that is in its place is replaced if it holds a model, or nothing."""
-    folder = Path(folder)
+def write(
+    folder: str | Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str] | None = None
+) -> Path:
+    """Write a model. A folder that is in its place is replaced if it holds a model, or nothing.
+
+    Of the texts, `read` finds each again under its name in the config.
+    """
+    folder, texts = Path(folder), texts or {}
     check_place(folder)
     if (folder / CONFIG).exists():
-        renew(folder, config, arrays)
+        renew(folder, config, arrays, texts)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        write_arrays(made / ARRAYS, arrays)
-        write_config(made / CONFIG, config, ARRAYS)
+        write_files(made, config, arrays, texts, "")
         made.chmod(0o777 & ~umask())
         if folder.exists():
             folder.rmdir()
@@ -50,17 +59,31 @@ def write(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) ->
     return folder
 
 
-def renew(folder: Path, config: dict[str, Any], arrays: dict[str, Any]) -> None:
+def renew(folder: Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str]) -> None:
     """Put a model in the place of another."""
     try:
-        before = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("arrays")
-    except (ValueError, AttributeError):
-        before = None  # what is broken is replaced too
-    name = OTHER_ARRAYS if before == ARRAYS else ARRAYS
-    write_arrays(folder / name, arrays)
-    write_config(folder / CONFIG, config, name)
-    for other in {ARRAYS, OTHER_ARRAYS} - {name}:
-        (folder / other).unlink(missing_ok=True)
+        before = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        old = {before["arrays"], *before.get("texts", {}).values()}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        old = set()  # what is broken is replaced too
+    new = write_files(folder, config, arrays, texts, "-2" if ARRAYS in old else "")
+    for name in {ARRAYS, OTHER_ARRAYS, *old} - new:
+        if name in (ARRAYS, OTHER_ARRAYS) or TEXT.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+
+
+def write_files(
+    folder: Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str], mark: str
+) -> set[str]:
+    """All files of a model, the config last; the names of the others, which have the mark."""
+    names = {name: f"{name}{mark}.json" for name in texts}
+    held = f"model{mark}.safetensors"
+    write_arrays(folder / held, arrays)
+    for name, text in texts.items():
+        write_text(folder / names[name], text)
+    whole = {"format": FORMAT, "arrays": held, **({"texts": names} if names else {}), **config}
+    write_text(folder / CONFIG, json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return {held, *names.values()}
 
 
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
@@ -74,12 +97,11 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
         made.unlink(missing_ok=True)
 
 
-def write_config(path: Path, config: dict[str, Any], arrays: str) -> None:
-    """The same for what JSON can hold."""
+def write_text(path: Path, text: str) -> None:
+    """The same for text."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        whole = {"format": FORMAT, "arrays": arrays, **config}
-        made.write_text(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        made.write_text(text, encoding="utf-8")
         os.replace(made, path)
     finally:
         made.unlink(missing_ok=True)
@@ -123,4 +145,11 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = load_file(folder / name)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / name} cannot be read: {error}") from None
+    for text, file in config.pop("texts", {}).items():
+        if not TEXT.fullmatch(file):
+            raise ValueError(f"{folder / CONFIG} names {file!r} for its {text}; it must be a .json beside it")
+        try:
+            config[text] = (folder / file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder / file} cannot be read: {error}") from None
     return config, arrays

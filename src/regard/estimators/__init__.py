@@ -8,6 +8,8 @@ from regard.estimators.bags import BagClassifier, BagRegressor
 from regard.estimators.evidence import Evidence
 from regard.estimators.kernel import NadarayaWatson, NadarayaWatsonClassifier
 from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
+from regard.estimators.text_evidence import TextEvidence
+from regard.estimators.writer import Writer
 from regard.saving import read
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "NadarayaWatson",
     "NadarayaWatsonClassifier",
     "QuadraticRegressor",
+    "TextEvidence",
+    "Writer",
     "load",
 ]
 
@@ -33,6 +37,7 @@ SAVED: dict[str, Any] = {
         NadarayaWatson,
         NadarayaWatsonClassifier,
         QuadraticRegressor,
+        Writer,
     )
 }
 

@@ -60,7 +60,7 @@ class KeyValues:
         return self.key.narrow(2, 0, self.length), self.value.narrow(2, 0, self.length)
 
     @torch.no_grad()
-    def pick(self, rows: Tensor) -> None:
+    def select(self, rows: Tensor) -> None:
         """Keep these sequences, in this order; one may be taken several times."""
         if self.key is None or self.value is None:
             return
@@ -85,7 +85,7 @@ class BlockCache(NamedTuple):
 class Cache:
     """The keys and values of every block of a `Decoder`; the memory is projected once.
 
-    Greedy writing and sampling only pass it on; a beam also has it `pick` the sequences it goes on with.
+    Greedy writing and sampling only pass it on; a beam also has it `select` the sequences it goes on with.
 
     >>> cache = Cache(blocks=2, room=8)
     >>> cache.length, cache.room
@@ -101,8 +101,8 @@ class Cache:
         """How many positions have been read."""
         return self.blocks[0].own.length
 
-    def pick(self, rows: Tensor) -> None:
+    def select(self, rows: Tensor) -> None:
         """Keep the sequences of these numbers, `[sequences]`, in this order; one may be taken several times."""
         for own, memory in self.blocks:
-            own.pick(rows)
-            memory.pick(rows)
+            own.select(rows)
+            memory.select(rows)

@@ -1,0 +1,105 @@
+"""Text in: files of text, and tokens by the package `tokenizers`.
+
+    characters(text)             a token for each character that occurs
+    pieces(texts, vocabulary)    BPE over bytes: pieces of words by how often they occur; nothing is unknown to it
+
+Both are `tokenizers.Tokenizer`, which saves itself as `tokenizer.json`. What `characters` has not seen is `UNKNOWN`.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.data.tables import INSTALL
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+UNKNOWN = "�"
+AT_ONCE = 1 << 16
+"""Characters that are made tokens of at a time."""
+
+
+def tokenizers() -> Any:
+    """The package, or what to do without it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ModuleNotFoundError(f"tokens need the package tokenizers: {INSTALL}") from None
+    return tokenizers
+
+
+def read_text(path: str | Path) -> str:
+    """A file of UTF-8; an error says in which line it is not."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; a text is a file")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    raw = path.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path} is not UTF-8: line {line} has the byte 0x{raw[error.start]:02x}") from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text.replace("\r\n", "\n")
+
+
+def characters(text: str) -> "Tokenizer":
+    """A token for each character of a text.
+
+    >>> tokenizer = characters("banana")
+    >>> tokenizer.encode("nab").ids, tokenizer.decode([2, 3, 3]), tokenizer.encode("x").tokens
+    ([3, 1, 2], 'bnn', ['�'])
+    """
+    package = tokenizers()
+    vocabulary = {UNKNOWN: 0} | {one: place + 1 for place, one in enumerate(sorted(set(text) - {UNKNOWN}))}
+    tokenizer = package.Tokenizer(package.models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = package.decoders.Fuse()
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def pieces(texts: Iterable[str], vocabulary: int, special: tuple[str, ...] = (), *, lower: bool = False) -> "Tokenizer":
+    """BPE over bytes with at most so many tokens, of which the special ones are the first.
+
+    >>> tokenizer = pieces(["the cat sat on the mat"] * 9, vocabulary=280)
+    >>> tokenizer.decode(tokenizer.encode("the hat ☃").ids)
+    'the hat ☃'
+    """
+    package = tokenizers()
+    if vocabulary < 256 + len(special):
+        raise ValueError(
+            f"vocabulary must be at least {256 + len(special)}, the bytes and special tokens, got {vocabulary}"
+        )
+    tokenizer = package.Tokenizer(package.models.BPE())
+    if lower:
+        tokenizer.normalizer = package.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(special),
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def encoded(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """The tokens of a long text, some lines at a time."""
+    return [token for part in tokenizer.encode_batch(list(parts(text))) for token in part.ids]
+
+
+def parts(text: str) -> Iterator[str]:
+    """A text in parts that end with a line, where lines are not too long."""
+    start = 0
+    while start < len(text):
+        end = min(len(text), start + AT_ONCE)
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end

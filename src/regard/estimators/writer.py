@@ -1,0 +1,358 @@
+"""A language model on a user's own text: learn from a file, write on, and show what each token looked at.
+
+The model is `regard.models.language`, the loop `regard.training`, writing `regard.decoding`. A text is cut into windows
+of `context` + 1 tokens, drawn at random; the last part of it is held out, and the state that says it best is kept.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from regard.data import text as texts
+from regard.decoding import sample
+from regard.estimators.settings import saved_settings, seed_of
+from regard.estimators.text_evidence import TextEvidence, looked_at
+from regard.layers.watch import watch
+from regard.models.language import LanguageModel, language_model
+from regard.saving import write
+from regard.training import Checkpoint, History, Team, train, warm_cosine
+
+VALIDATED = 1 << 16
+"""Tokens of the held-out part that a validation reads."""
+READ_AT_ONCE = 1 << 14
+"""Tokens that are read at a time without gradients."""
+
+
+class Writer(BaseEstimator):  # type: ignore[misc]
+    """A Transformer that learns to go on with a text.
+
+    tokens               "characters", or "pieces": byte-level BPE, learned from the text
+    vocabulary           how many pieces; characters are as many as there are
+    context              how many tokens it can look back at
+    blocks, heads, size  of the Transformer
+    head_size            of a head's queries, the query depth; size / heads where it is None
+    dropout              the share of weights and of each branch's output that is dropped in training
+    steps, batch_size    steps of the optimizer, and windows a step; with `accumulate`, so many times as many
+    learning_rate        of AdamW, after `warm` steps; it falls to a tenth along a cosine
+    validate_every       steps between two looks at the held-out part, the last `validation_fraction` of the text
+    patience             stop after so many looks without a better one; None: go on to the end
+    random_state         a seed: one seed, one result
+    verbose              a progress bar, if it takes longer than a second
+
+    After `fit`: `model_` (a `LanguageModel`), `tokenizer_`, `history_`.
+
+    >>> writer = Writer(context=16, blocks=1, heads=2, size=16, steps=30, validate_every=10, verbose=False)
+    >>> writer = writer.fit("the cat sat on the mat. " * 60)
+    >>> writer.perplexity("the cat sat on the mat. ") < 20
+    True
+    >>> len(writer.write("the c", length=7, seed=0))
+    12
+    """
+
+    model_: LanguageModel
+    history_: History
+
+    def __init__(
+        self,
+        tokens: Literal["characters", "pieces"] = "characters",
+        *,
+        vocabulary: int = 4096,
+        context: int = 256,
+        blocks: int = 4,
+        heads: int = 4,
+        size: int = 128,
+        head_size: int | None = None,
+        dropout: float = 0.1,
+        steps: int = 2000,
+        batch_size: int = 16,
+        accumulate: int = 1,
+        learning_rate: float = 1e-3,
+        warm: int = 100,
+        weight_decay: float = 0.1,
+        clip: float = 1.0,
+        validate_every: int = 250,
+        validation_fraction: float = 0.1,
+        patience: int | None = None,
+        random_state: int | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self.tokens = tokens
+        self.vocabulary = vocabulary
+        self.context = context
+        self.blocks = blocks
+        self.heads = heads
+        self.size = size
+        self.head_size = head_size
+        self.dropout = dropout
+        self.steps = steps
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self.learning_rate = learning_rate
+        self.warm = warm
+        self.weight_decay = weight_decay
+        self.clip = clip
+        self.validate_every = validate_every
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        text: str | Path,
+        y: None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+        board: str | Path | None = None,
+    ) -> Self:
+        """Learn from a text, or from a file of it.
+
+        text         a path of a file, or, where it has more than one line or no such file could be, the text itself
+        checkpoint   a folder for the run, written each `validate_every` steps; with `resume`, a run there goes on
+        board        a folder for TensorBoard
+        """
+        self.check_settings()
+        content = text_of(text)
+        seed = seed_of(self.random_state)
+        self.tokenizer_ = self.make_tokenizer(content)
+        ids = torch.tensor(texts.encoded(self.tokenizer_, content))
+        held = max(1, round(self.validation_fraction * len(ids)))
+        learned, validated = ids[:-held], ids[-held:]
+        self.check_length(len(learned), len(validated))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.make_model()
+            every = min(self.validate_every, self.steps)
+            optimizer = self.make_optimizer(model)
+            self.history_ = train(
+                model,
+                lambda epoch: Windows(learned, self.context, self.batch_size, every * self.accumulate, (seed, epoch)),
+                model.loss,
+                optimizer=optimizer,
+                schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
+                epochs=math.ceil(self.steps / every),
+                validate=lambda: mean_loss(model, validated[:VALIDATED]),
+                patience=self.patience,
+                clip=self.clip,
+                accumulate=self.accumulate,
+                count=lambda batch: batch[:, 1:].numel(),
+                unit="tokens",
+                checkpoint=self.make_checkpoint(checkpoint, resume, every, seed, content),
+                board=board,
+                team=Team.found(),
+                describe="learning to write",
+                progress=self.verbose,
+            )
+        self.model_ = model.eval().requires_grad_(False)
+        return self
+
+    def write(
+        self,
+        prompt: str = "",
+        length: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """The prompt, and so many tokens more; the arguments are those of `regard.decoding.sample`."""
+        more = self.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        return prompt + "".join(more)
+
+    def stream(
+        self,
+        prompt: str = "",
+        length: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """What `write` adds to the prompt, as it comes."""
+        check_is_fitted(self)
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"length must be a positive whole number of tokens, got {length!r}")
+        ids = self.tokenizer_.encode(prompt).ids
+        if not ids:
+            raise ValueError("there must be something to go on from: give a prompt of at least one character")
+        generator = torch.Generator().manual_seed(seed_of(seed))
+        settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+        return self.written(ids, length, settings)
+
+    def written(self, ids: list[int], length: int, settings: dict[str, Any]) -> Iterator[str]:
+        """The text of new tokens. Where the context is full, its later half is read again."""
+        decode = texts.tokenizers().decoders.DecodeStream(skip_special_tokens=False)
+        while length:
+            ids = ids[-self.context :] if len(ids) < self.context else ids[-max(1, self.context // 2) :]
+            now = min(length, self.context + 1 - len(ids))
+            with torch.inference_mode():
+                before = torch.tensor([ids])
+                cache = self.model_.begin(before[:, :-1], room=len(ids) + now)
+                for token in sample(self.model_.step, cache, before[:, -1], length=now, **settings):
+                    ids.append(int(token))
+                    piece = decode.step(self.tokenizer_, ids[-1])
+                    if piece:
+                        yield piece
+            length -= now
+
+    def perplexity(self, text: str | Path) -> float:
+        """exp of the mean -log p of a text's tokens, each given up to `context` before it; lower is better.
+
+        The text is read in windows of `context` tokens that overlap by half.
+        """
+        check_is_fitted(self)
+        ids = torch.tensor(texts.encoded(self.tokenizer_, text_of(text)))
+        if len(ids) < 2:
+            raise ValueError(f"a text of at least 2 tokens is needed, got {len(ids)}")
+        return math.exp(mean_loss(self.model_, ids, overlap=self.context // 2))
+
+    def score(self, text: str | Path, y: None = None) -> float:
+        """-log perplexity: higher is better."""
+        return -math.log(self.perplexity(text))
+
+    def evidence(self, text: str, top: int = 5) -> TextEvidence:
+        """What each token of a text looked at, in each block and head: the `top` tokens, and the weight of the rest."""
+        check_is_fitted(self)
+        coded = self.tokenizer_.encode(text)
+        if not 1 <= len(coded.ids) <= self.context:
+            raise ValueError(
+                f"a text of 1 to {self.context} tokens, the context, can be looked at, got {len(coded.ids)}"
+            )
+        with torch.inference_mode(), watch(self.model_, top=min(top, len(coded.ids))) as seen:
+            self.model_(torch.tensor([coded.ids]))
+        shown = [text[start:end] or "·" for start, end in coded.offsets]
+        return looked_at(shown, [found[0] for found in seen.values()])
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder, from which `regard.load` reads it."""
+        check_is_fitted(self)
+        config = {"estimator": "Writer", "settings": saved_settings(self), "history": list(self.history_.validation)}
+        arrays = {name: tensor.numpy() for name, tensor in self.model_.state_dict().items()}
+        return write(folder, config, arrays, {"tokenizer": self.tokenizer_.to_str()})
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
+        """The model that was saved."""
+        writer = cls(**config["settings"])
+        writer.tokenizer_ = texts.tokenizers().Tokenizer.from_str(config["tokenizer"])
+        writer.history_ = History((), tuple(config["history"]), 0)
+        model = writer.make_model()
+        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        writer.model_ = model.eval().requires_grad_(False)
+        return writer
+
+    def check_settings(self) -> None:
+        """What must hold of the settings, before a text is read."""
+        if self.tokens not in ("characters", "pieces"):
+            raise ValueError(f"tokens must be characters or pieces, got {self.tokens!r}")
+        for name in ("context", "blocks", "heads", "size", "steps", "batch_size", "accumulate", "validate_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate!r}")
+
+    def check_length(self, learned: int, validated: int) -> None:
+        """There must be a window to learn from, and something to be held out."""
+        if learned <= self.context or validated < 2:
+            raise ValueError(
+                f"the text is too short: {learned} tokens to learn from and {validated} held out, where a context of"
+                f" {self.context} needs at least {self.context + 1} and 2; give more text, or a smaller context"
+            )
+
+    def make_tokenizer(self, content: str) -> Any:
+        """Tokens for a text; pieces are learned from the part that is not held out."""
+        if self.tokens == "characters":
+            return texts.characters(content)
+        part = content[: max(1, round((1 - self.validation_fraction) * len(content)))]
+        return texts.pieces(texts.parts(part), self.vocabulary)
+
+    def make_model(self) -> LanguageModel:
+        """A model of the settings, with new weights."""
+        return language_model(
+            self.tokenizer_.get_vocab_size(),
+            context=self.context,
+            blocks=self.blocks,
+            heads=self.heads,
+            size=self.size,
+            head_size=self.head_size,
+            dropout=self.dropout,
+        )
+
+    def make_optimizer(self, model: LanguageModel) -> torch.optim.Optimizer:
+        """AdamW, where matrices decay and gains do not."""
+        kinds = ([p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim < 2])
+        groups = [{"params": kinds[0], "weight_decay": self.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
+
+    def make_checkpoint(
+        self, folder: str | Path | None, resume: bool, every: int, seed: int, content: str
+    ) -> Checkpoint | None:
+        """Where the run is kept, and what must be the same when it goes on."""
+        if folder is None:
+            if resume:
+                raise ValueError("resume=True needs the checkpoint folder of the run that is to go on")
+            return None
+        if self.random_state is None:
+            raise ValueError("a run with a checkpoint needs a seed, so that it can go on: set random_state")
+        about = {**saved_settings(self), "seed": seed, "characters": len(content)}
+        del about["verbose"]
+        return Checkpoint(folder, every=every, resume=resume, about=about)
+
+
+class Windows:
+    """The batches of an epoch: windows `[size, context + 1]` of the tokens, drawn by a seed."""
+
+    def __init__(self, ids: Tensor, context: int, size: int, count: int, seed: tuple[int, int]) -> None:
+        self.ids, self.count, self.size = ids, count, size
+        self.place = torch.arange(context + 1)
+        self.generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Tensor]:
+        starts = torch.randint(
+            len(self.ids) - len(self.place) + 1, (self.count, self.size, 1), generator=self.generator
+        )
+        return (self.ids[some + self.place] for some in starts)
+
+
+@torch.no_grad()
+def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
+    """The mean -log p of tokens `[n]` but the first, in windows of the context; what overlaps is counted once."""
+    context = model.context
+    starts = [0, *range(context - overlap, max(1, len(ids) - 1 - overlap), context - overlap)]
+    total, batch = 0.0, max(1, READ_AT_ONCE // context)
+    whole = [start for start in starts if start + context + 1 <= len(ids)]
+    groups = [whole[i : i + batch] for i in range(0, len(whole), batch)] + [[s] for s in starts if s not in set(whole)]
+    for group in groups:
+        window = torch.stack([ids[start : start + context + 1] for start in group])
+        log_p = model(window[:, :-1]).log_softmax(dim=-1).gather(-1, window[:, 1:, None])[..., 0]
+        for start, row in zip(group, log_p, strict=True):
+            total -= float(row[overlap if start else 0 :].sum(dtype=torch.float64))
+    return total / (len(ids) - 1)
+
+
+def text_of(text: str | Path) -> str:
+    """The content of a file, or a text as it is."""
+    if isinstance(text, Path):
+        return texts.read_text(text)
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a path or a text, got {type(text).__name__}")
+    if "\n" not in text and len(text) < 1000 and (Path(text).exists() or Path(text).suffix == ".txt"):
+        return texts.read_text(text)
+    if not text.strip():
+        raise ValueError("the text is empty")
+    return text
