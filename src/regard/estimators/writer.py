@@ -155,7 +155,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
 
     def write(
         self,
-        prompt: str = "",
+        prompt: str,
         length: int = 200,
         *,
         temperature: float = 1.0,
@@ -169,7 +169,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
 
     def stream(
         self,
-        prompt: str = "",
+        prompt: str,
         length: int = 200,
         *,
         temperature: float = 1.0,
