@@ -194,8 +194,8 @@ def first(values, value):
         ({}, ("--bag", "molecul"), "no column 'molecul'; did you mean 'molecule'"),
         ({}, ("--bag", "active"), "--bag and --target must be two columns, got 'active' for both"),
         ({}, ("--target", "activ"), "no column 'activ'; did you mean 'active'"),
-        ({}, ("--kernel", "gaussian"), "--kernel means nothing with --bag"),
-        ({}, ("--weight", "charge"), "--weight means nothing with --bag"),
+        ({}, ("--kernel", "gaussian"), "--kernel means nothing for bags"),
+        ({}, ("--weight", "charge"), "--weight means nothing for bags"),
         ({}, ("--attention", "hard"), "attention must be one of softmax, gated, mean, max, got 'hard'"),
         ({}, ("--attention", "gated"), "attention='gated' needs a hidden_size"),
         ({}, ("--attention", "linear"), "--attention linear is for regression, and the target holds classes"),
@@ -212,7 +212,7 @@ def test_a_mistake_is_one_clear_line(here, columns, more, message):
 
 def test_options_of_bags_mean_nothing_to_rows(here):
     words = ("fit", "energy.csv", "--target", "energy", "--out", "model")
-    assert "--hidden-size means nothing without --bag" in refused(*words, "--hidden-size", 3)
+    assert "--hidden-size means nothing for rows" in refused(*words, "--hidden-size", 3)
     fit("--epochs", 1)
     assert "--std is for rows, not for bags" in refused("predict", "model", "new.csv", "--std")
     assert "--density is for rows, not for bags" in refused("predict", "model", "new.csv", "--density")

@@ -235,9 +235,13 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
         check_is_fitted(self)
+        return write(folder, *self.state())
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+        """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
         config = {"estimator": "Writer", "settings": saved_settings(self), "history": list(self.history_.validation)}
         arrays = {name: tensor.numpy() for name, tensor in self.model_.state_dict().items()}
-        return write(folder, config, arrays, {"tokenizer": self.tokenizer_.to_str()})
+        return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
 
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:

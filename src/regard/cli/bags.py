@@ -9,24 +9,26 @@ The names of bags are text, whatever they look like, so that 1 and 01 are two ba
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.cli.pictures import drawn
 from regard.data import roles, tables
 from regard.data.bag_targets import of_bags
 from regard.data.bags import Bags, as_bags
-from regard.data.schema import Schema, kinds_of
+from regard.data.schema import Schema, as_json, from_json, kinds_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 WHAT = "bags"
-SETTINGS = ("bag", "hidden_size", "heads", "epochs", "batch_size", "early_stopping", "random_state", "verbose")
+SETTINGS = ("bag", "hidden_size", "heads", "epochs", "batch_size", "early_stopping")
+OPTIONS = (*SETTINGS, "target", "impute", "attention", "balanced")
 
 
-def learn(path: Path, target: str, kind: str, impute: bool, given: dict[str, Any]) -> tuple[Any, Schema, list[str]]:
+def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
     """A model of a table of bags, what it must know of it, and what there is to say: what it has learned from, last.
 
-    given    the options of `regard fit` that are for bags, as typed
+    given    the options of `regard fit`, as typed
     """
-    bag = given["bag"]
+    bag, target, kind, impute = given["bag"], given["target"], given["kind"], given["impute"]
     if bag == target:
         raise ValueError(f"--bag and --target must be two columns, got {bag!r} for both")
     frame = tables.read_table(path, text=[bag])
@@ -42,7 +44,12 @@ def learn(path: Path, target: str, kind: str, impute: bool, given: dict[str, Any
     tables.check_complete(rows)
     model = model_for(value, given).fit(rows.assign(**{bag: ids}), value)
     whole = ", ".join(tables.counted(*some) for some in ((value, "bag"), (rows, "row"), (rows.columns, "column")))
-    return model, schema_of(model, fill), [*said, f"{type(model).__name__} on {whole}"]
+    return model, {"table": as_json(known(model, fill))}, [*said, f"{type(model).__name__} on {whole}"]
+
+
+def picture(found: Any, place: int) -> Any:
+    """The evidence of one bag."""
+    return drawn(lambda: found.plot(query=place))
 
 
 def called(bags: Bags, place: int) -> str:
@@ -73,6 +80,7 @@ def model_for(value: "Series", given: dict[str, Any]) -> Any:
 
     attention, balanced = given["attention"], given["balanced"]
     settings = {name: given[name] for name in SETTINGS}
+    settings |= {"random_state": given["seed"], "verbose": not given["quiet"]}
     if value.dtype != float:
         if attention == "linear":
             raise ValueError("--attention linear is for regression, and the target holds classes")
@@ -87,7 +95,12 @@ def takes(model: Any) -> bool:
     return hasattr(model, "bag")
 
 
-def schema_of(model: Any, fill: dict[str, Any] | None) -> Schema:
+def schema_of(model: Any, config: dict[str, Any], folder: Path) -> Schema:
+    """What is known of the model's table; a model that was saved from Python knows only what it was fitted on."""
+    return from_json(config["table"], folder) if "table" in config else known(model, None)
+
+
+def known(model: Any, fill: dict[str, Any] | None) -> Schema:
     """What a model over bags knows of its table by itself."""
     names = getattr(model, "feature_names_in_", [f"x{place}" for place in range(model.n_features_in_)])
     return Schema(model.targets_[0], kinds_of(names, {}), fill, model.bag)

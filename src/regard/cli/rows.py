@@ -3,20 +3,23 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.cli.pictures import drawn
 from regard.data import roles, tables
-from regard.data.schema import Schema, kinds_of
+from regard.data.schema import Schema, as_json, from_json, kinds_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 WHAT = "rows"
+OPTIONS = ("target", "kernel", "bandwidth", "metric", "order", "scale", "categorical", "ordered", "weight", "impute")
 
 
-def learn(path: Path, target: str, kind: str, impute: bool, given: dict[str, Any]) -> tuple[Any, Schema, list[str]]:
+def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
     """A model of a table, what it must know of it, and what there is to say: what it has learned from, last.
 
-    given    the options of `regard fit` that are for rows, as typed
+    given    the options of `regard fit`, as typed
     """
+    target, kind, impute = given["target"], given["kind"], given["impute"]
     frame = tables.read_table(path)
     value = roles.target_of(frame, target, kind)
     weight, order = given["weight"], orders_in(given["ordered"])
@@ -28,12 +31,19 @@ def learn(path: Path, target: str, kind: str, impute: bool, given: dict[str, Any
     settings = {
         "bandwidth": bandwidth_in(given["bandwidth"]),
         "scale": None if given["scale"] == "none" else given["scale"],
-        **{name: given[name] for name in ("kernel", "metric", "random_state", "verbose")},
+        **{name: given[name] for name in ("kernel", "metric")},
+        "random_state": given["seed"],
+        "verbose": not given["quiet"],
     }
     model = model_for(value, given["order"], settings).fit(rows, value, sample_weight=count)
-    schema = schema_of(model, fill)
+    schema = known(model, fill)
     whole = f"{tables.counted(rows, 'row')} and {tables.counted(rows.columns, 'column')}"
-    return model, schema, [*said, f"{type(model).__name__} on {whole}"]
+    return model, {"table": as_json(schema)}, [*said, f"{type(model).__name__} on {whole}"]
+
+
+def picture(found: Any, place: int) -> Any:
+    """The evidence of one row."""
+    return drawn(lambda: found.plot(query=place))
 
 
 def called(rows: Any, place: int) -> str:
@@ -77,7 +87,17 @@ def orders_in(text: str) -> dict[str, list[str] | None]:
     return {name: [value.strip() for value in order.split(":")] if mark else None for name, mark, order in parts}
 
 
-def schema_of(model: Any, fill: dict[str, Any] | None) -> Schema:
+def takes(model: Any) -> bool:
+    """Whether a model is one of rows: all others are asked first."""
+    return True
+
+
+def schema_of(model: Any, config: dict[str, Any], folder: Path) -> Schema:
+    """What is known of the model's table; a model that was saved from Python knows only what it was fitted on."""
+    return from_json(config["table"], folder) if "table" in config else known(model, None)
+
+
+def known(model: Any, fill: dict[str, Any] | None) -> Schema:
     """What a model knows of its table by itself."""
     columns = model.columns_
     categories = {columns.names[place]: category.values for place, category in columns.categories.items()}

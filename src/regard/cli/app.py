@@ -6,21 +6,23 @@
     regard info model/
 
     regard fit molecules.csv --bag molecule --target active --out model/       bags: a row for each instance
+    regard fit book.txt --kind writer --out model/                             a text, to go on with
+    regard write model/ --prompt "Once upon a time"
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
 in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours.
 """
 
+import sys
 import warnings
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
 
-from regard import cli_bags, cli_rows, saving
-from regard.data import schema as schemas
+from regard import saving
+from regard.cli import bags, rows, writer
 from regard.data import tables
 
 try:
@@ -57,18 +59,20 @@ app = typer.Typer(
 
 
 class Kind(StrEnum):
-    """What is predicted: a number, or one of some classes."""
+    """What is learned: to predict a number or one of some classes, or to write."""
 
     auto = "auto"
     regression = "regression"
     classification = "classification"
+    writer = "writer"
 
 
-ROWS_ONLY = ("kernel", "bandwidth", "metric", "order", "scale", "categorical", "ordered", "weight")
-BAGS_ONLY = ("attention", "hidden_size", "heads", "epochs", "batch_size", "early_stopping", "balanced")
-"""Options that only a table of rows has, or one of bags."""
+ALWAYS = ("table", "out", "kind", "seed", "quiet")
+"""Options of `fit` that always mean something; what else does, each kind of data says itself."""
 
-Table = Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.")]
+Table = Annotated[
+    Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text.")
+]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
 Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
 
@@ -77,8 +81,8 @@ Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv o
 def fit(
     ctx: typer.Context,
     table: Table,
-    target: Annotated[str, typer.Option(help="The column to predict.")],
     out: Annotated[Path, typer.Option(help="The model folder to write; a model that is there is replaced.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     kernel: Annotated[
         str, typer.Option(help="gaussian, laplace, epanechnikov, boxcar, tricube, or constant.")
     ] = "gaussian",
@@ -97,7 +101,10 @@ def fit(
     ordered: Annotated[
         str, typer.Option(help="Columns whose categories have an order: grade, or size=S:M:L to give it.")
     ] = "",
-    kind: Annotated[Kind, typer.Option(help="auto: classification if the target is not a number.")] = Kind.auto,
+    kind: Annotated[
+        Kind,
+        typer.Option(help="auto: classification if the target is not a number. writer: learn to go on with a text."),
+    ] = Kind.auto,
     weight: Annotated[str | None, typer.Option(help="A column that says how much each row counts.")] = None,
     impute: Annotated[
         bool,
@@ -119,19 +126,54 @@ def fit(
         bool, typer.Option("--early-stopping", help="Bags: hold out a tenth, and keep the epoch that is best on it.")
     ] = False,
     balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
+    set: Annotated[  # noqa: A002
+        list[str] | None, typer.Option(help="Writer: a setting, NAME=VALUE, such as size=256; several times for more.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Writer: go on with a run that was stopped, kept beside the model folder.")
+    ] = False,
+    board: Annotated[Path | None, typer.Option(help="Writer: a folder for TensorBoard.")] = None,
     seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
 ) -> None:
-    """Learn from a table, and write a model folder. With --bag, rows are instances, and a prediction is of a bag."""
+    """Learn from a table or a text, and write a model folder.
+
+    With --bag, rows are instances, and a prediction is of a bag.
+    """
     saving.check_place(out)
-    refuse(ctx, BAGS_ONLY if bag is None else ROWS_ONLY, "without --bag" if bag is None else "with --bag")
-    given = {**ctx.params, "random_state": seed, "verbose": not quiet}
-    learn = cli_rows.learn if bag is None else cli_bags.learn
-    model, schema, said = learn(table, target, kind.value, impute, given)
-    config, arrays = model.state()
-    saving.write(out, {**config, "table": schemas.as_json(schema)}, arrays)
+    form: Any = writer if kind is Kind.writer else rows if bag is None else bags
+    refuse(ctx, form)
+    if target is None and form is not writer:
+        raise ValueError("--target says the column to predict, and is missing")
+    model, more, said = form.learn(table, ctx.params)
+    config, *rest = model.state()
+    saving.write(out, {**config, **more}, *rest)
     for line in [*said[:-1], f"{said[-1]} → {out}"]:
         say(line, quiet)
+
+
+@app.command()
+def write(
+    folder: Folder,
+    prompt: Annotated[str, typer.Option(help="What to go on from.")],
+    length: Annotated[int, typer.Option(help="How many tokens to add.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token. Higher: more daring.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens, the likeliest.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the fewest tokens that are together so likely.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="One seed, one text.")] = 0,
+) -> None:
+    """Go on with a text, and show it as it is written."""
+    model, _, form = opened(folder)
+    if form is not writer:
+        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Writer writes: regard predict")
+    pieces = model.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    typer.echo(prompt, nl=False)
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    typer.echo()
 
 
 @app.command()
@@ -149,8 +191,8 @@ def predict(
     if out is not None:
         tables.check_destination(out)
     model, schema, form = opened(folder)
-    rows = form.asked(model, schema, table)
-    tables.write_table(form.predictions(model, schema, rows, std, proba, density), out)
+    asked = form.asked(model, schema, table)
+    tables.write_table(form.predictions(model, schema, asked, std, proba, density), out)
 
 
 @app.command()
@@ -172,12 +214,12 @@ def evidence(
     if out is not None:
         tables.check_destination(out)
     model, schema, form = opened(folder)
-    rows = form.asked(model, schema, table)
-    if plot is not None and row > len(rows):
-        raise ValueError(f"--row must be between 1 and {len(rows)}, the {form.WHAT} of {table}, got {row}")
-    found = model.evidence(rows, top=top)
+    asked = form.asked(model, schema, table)
+    if plot is not None and row > len(asked):
+        raise ValueError(f"--row must be between 1 and {len(asked)}, the {form.WHAT} of {table}, got {row}")
+    found = model.evidence(asked, top=top)
     if plot is not None:
-        draw(found, plot, row, form.called(rows, row - 1))
+        draw(form.picture(found, row - 1), plot, form.called(asked, row - 1))
     tables.write_table(found.to_frame(), out)
 
 
@@ -191,31 +233,26 @@ def info(folder: Folder) -> None:
         typer.echo(f"{name:<{wide}}  {value}")
 
 
-def refuse(ctx: typer.Context, options: Sequence[str], why: str) -> None:
-    """Options that were given, and that mean nothing here, are a mistake."""
-    for name in options:
+def refuse(ctx: typer.Context, form: Any) -> None:
+    """Options that were given, and that mean nothing for this kind of data, are a mistake."""
+    for name in ctx.params:
         source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise ValueError(f"--{name.replace('_', '-')} means nothing {why}")
+        if name not in (*ALWAYS, *form.OPTIONS) and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"--{name.replace('_', '-')} means nothing for {form.WHAT}")
 
 
-def opened(folder: Path) -> tuple[Any, schemas.Schema, Any]:
-    """A model, what it knows of its table, and which form of table that is: of rows, or of bags."""
+def opened(folder: Path) -> tuple[Any, Any, Any]:
+    """A model, what it knows of its table, and which kind of data it takes."""
     from regard.estimators import restored
 
     config, arrays = saving.read(folder)
     model = restored(folder, config, arrays)
-    table = config.get("table")  # a model that was saved from Python has none
-    form = cli_bags if cli_bags.takes(model) else cli_rows
-    return model, form.schema_of(model, None) if table is None else schemas.from_json(table, folder), form
+    form: Any = next(form for form in (writer, bags, rows) if form.takes(model))
+    return model, form.schema_of(model, config, folder), form
 
 
-def draw(found: Any, path: Path, row: int, name: str) -> None:
-    """The evidence of one row, or bag, as a picture."""
-    try:
-        axes = found.plot(query=row - 1)
-    except ImportError:
-        raise ImportError(f"pictures need matplotlib: {tables.INSTALL}") from None
+def draw(axes: Any, path: Path, name: str) -> None:
+    """A picture of what one prediction looks at, to a file."""
     axes.set_title(f"what the prediction of {name} looks at")
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path)
@@ -231,7 +268,3 @@ def say(message: str, quiet: bool = False) -> None:
 def main() -> None:
     """What `regard` runs."""
     app(prog_name="regard")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,74 @@
+"""What the command line does with a text: a `Writer` that learns from it, goes on with it, and looks back at it."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.cli.pictures import drawn
+from regard.cli.settings import settings_in
+from regard.data.text import read_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WHAT = "a text"
+OPTIONS = ("set", "resume", "board")
+
+
+def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    """A model of a text, nothing more to be written with it, and what there is to say.
+
+    The run is kept beside the model folder, in NAME.run, until it is over.
+    """
+    from regard.estimators import Writer
+
+    out = Path(given["out"])
+    run = out.with_name(f"{out.name}.run")
+    writer = Writer(**settings_in(Writer, given))
+    writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
+    shutil.rmtree(run)
+    loss = writer.history_.validation[writer.history_.best_epoch]
+    tokens = writer.tokenizer_.get_vocab_size()
+    return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
+
+
+def takes(model: Any) -> bool:
+    """Whether a model is a `Writer`."""
+    return hasattr(model, "write") and hasattr(model, "perplexity")
+
+
+def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
+    """A text has no columns."""
+
+
+def asked(model: Any, schema: None, path: Path) -> str:
+    """A text to look at."""
+    return read_text(path)
+
+
+def picture(found: Any, place: int) -> Any:
+    """What the last block's heads look at, on average."""
+    return drawn(found.plot)
+
+
+def called(text: str, place: int) -> str:
+    """A text as a message calls it."""
+    return "the text"
+
+
+def predictions(model: Any, *_: Any) -> "DataFrame":
+    """There are none."""
+    raise ValueError("a Writer goes on with a text instead of predicting: regard write MODEL --prompt …")
+
+
+def facts(model: Any, schema: None) -> dict[str, Any]:
+    """What there is to tell of a `Writer`, by name."""
+    settings = model.get_params()
+    count = sum(parameter.numel() for parameter in model.model_.parameters())
+    told = {
+        "model": "Writer",
+        "tokens": f"{settings['tokens']}, {model.tokenizer_.get_vocab_size()} of them",
+        "parameters": f"{count:,}",
+    }
+    told |= {name: settings[name] for name in ("context", "blocks", "heads", "size")}
+    return told | {"held-out loss": f"{min(model.history_.validation):.3f} a token"}

@@ -1,0 +1,121 @@
+"""`regard fit --kind writer`, `write`, `evidence` and `info`, as they are typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard.cli import app
+
+LINE = "the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
+SMALL = [
+    f"--set={setting}" for setting in ("context=16", "blocks=1", "heads=2", "size=16", "steps=20", "validate_every=5")
+]
+
+
+def run(*words, code=0):
+    found = CliRunner().invoke(app, list(map(str, words)), prog_name="regard")
+    assert found.exit_code == code, found.stderr
+    return found
+
+
+def refused(*words):
+    return run(*words, code=1).stderr
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(LINE * 40)
+
+
+def test_fit_write_evidence_and_info(tmp_path):
+    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL)
+    assert said.stdout == ""
+    assert said.stderr.startswith("Writer on book.txt, 31 tokens, held-out loss ")
+    assert said.stderr.endswith(" → model\n")
+    assert not (tmp_path / "model.run").exists()
+    model = regard.load("model")
+    assert model.size == 16
+    assert run("write", "model", "--prompt", "the ", "--length", 30, "--seed", 4).stdout == (
+        model.write("the ", 30, seed=4) + "\n"
+    )
+    assert run("write", "model", "--prompt", "the ", "--temperature", 0).stdout == (
+        model.write("the ", 200, temperature=0) + "\n"
+    )
+    (tmp_path / "line.txt").write_text("the fox")
+    run("evidence", "model", "line.txt", "--top", 2, "--out", "e.csv", "--plot", "e.png")
+    frame = pd.read_csv("e.csv")
+    assert frame["token"].iloc[0] == "t"
+    assert (tmp_path / "e.png").stat().st_size > 1000
+    told = run("info", "model").stdout
+    assert "characters, 31 of them" in told
+    assert "parameters" in told
+
+
+def test_it_streams_as_a_process():
+    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--quiet", *SMALL)
+    command = [sys.executable, "-m", "regard.cli", "write", "model", "--prompt", "the dog", "--length", "40"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.read(7) == "the dog"
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    assert len(rest) == 41
+
+
+def test_a_stopped_run_goes_on(monkeypatch):
+    from regard.models.language import LanguageModel
+
+    loss, calls = LanguageModel.loss, []
+
+    def broken(model, batch):
+        calls.append(1)
+        if len(calls) == 12:
+            raise KeyboardInterrupt
+        return loss(model, batch)
+
+    monkeypatch.setattr(LanguageModel, "loss", broken)
+    CliRunner().invoke(app, ["fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL])
+    assert json.loads(Path("model.run/config.json").read_text())["checkpoint"]["steps"] == 10
+    assert "holds a run that stopped after 10 steps" in refused(
+        "fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL
+    )
+    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL)
+    run("fit", "book.txt", "--kind", "writer", "--out", "whole", *SMALL)
+    assert regard.load("model").write("the", 50) == regard.load("whole").write("the", 50)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "book.txt", "--out", "m"], "--target says the column to predict"),
+        (
+            ["fit", "book.txt", "--kind", "writer", "--out", "m", "--kernel", "boxcar"],
+            "--kernel means nothing for a text",
+        ),
+        (["fit", "book.txt", "--kind", "writer", "--out", "m", "--set", "sise=3"], "did you mean size?"),
+        (["fit", "book.txt", "--kind", "writer", "--out", "m", "--set", "size"], "--set takes NAME=VALUE"),
+        (["fit", "none.txt", "--kind", "writer", "--out", "m"], "there is no file none.txt"),
+        (["fit", "book.txt", "--kind", "writer", "--out", "m", "--set", "heads=3"], "heads must divide size"),
+        (["write", "none", "--prompt", "a"], "none is no model folder"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(words, message, tmp_path):
+    said = refused(*words)
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+def test_verbs_of_other_models():
+    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--quiet", *SMALL)
+    assert "a Writer goes on with a text instead of predicting" in refused("predict", "model", "book.txt")
+    pd.DataFrame({"x": [1.0, 2, 3], "y": [1.0, 2, 3]}).to_csv("t.csv", index=False)
+    run("fit", "t.csv", "--target", "y", "--out", "table")
+    assert "only a Writer writes" in refused("write", "table", "--prompt", "a")
+    assert "give a prompt" in refused("write", "model", "--prompt", "")
