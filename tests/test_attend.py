@@ -5,12 +5,14 @@ import re
 
 import numpy as np
 import pytest
+import reference
 import torch
-from cases import ENGINES, INNER, KEYS, QUERIES, SCORES, inputs, mask_case, rand, score_case
+from cases import ENGINES, INNER, KEYS, QUERIES, SCORES, gradients, inputs, mask_case, rand, score_case
 from torch.testing import assert_close
 
 import regard
 from regard import masks, scores, weighing
+from regard.attend import plain
 from regard.engines.stream import Stream
 
 Q, K, V = rand(2, 3, 5, dtype=torch.float32), rand(2, 7, 5, dtype=torch.float32), rand(2, 7, 11, dtype=torch.float32)
@@ -289,3 +291,41 @@ def test_queries_and_keys_of_other_sizes_meet_under_the_scores_that_allow_it():
     for score in (scores.Bilinear(3, 5), scores.Additive(3, 5, 4), scores.constant):
         for engine in (None, "stream"):
             assert regard.attend(query, K, V, score=score, engine=engine).shape == (2, QUERIES, 11)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal])
+@pytest.mark.parametrize("score", [scores.scaled_dot, scores.dot])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (5, 7), (7, 5), (1, 1)])
+def test_the_short_way_of_the_usual_case_is_the_definition(queries, keys, score, mask):
+    query, key, value = (
+        rand(2, 3, length, 8, seed=seed).requires_grad_() for seed, length in enumerate((queries, keys, keys))
+    )
+    assert plain(query, key, value, score, mask is masks.causal) is not None
+    found = regard.attend(query, key, value, score=score, mask=mask)
+    slow = getattr(reference, repr(score))
+    expected, _ = reference.attend(query, key, value, slow, None if mask is None else lambda lead, i, j: j <= i)
+    assert_close(found, expected)
+    assert_close(gradients([found], [query, key, value]), gradients([expected], [query, key, value]))
+
+
+def test_the_short_way_is_left_where_something_has_to_be_seen_to():
+    query, key, value = (rand(2, 3, 5, 8, seed=seed) for seed in range(3))
+    assert plain(query, key, value, scores.dot, False) is not None
+    for others in [
+        (query[0], key[0], value[0]),
+        (query[..., :7], key[..., :7], value[..., :7]),
+        (query, key, torch.cat([value, value], dim=-1)),
+        (query[:1], key, value),
+        (query.float(), key, value),
+        (query, key[..., :0, :], value[..., :0, :]),
+        (query, key, None),
+    ]:
+        assert plain(*others, scores.dot, False) is None
+    sick = key.clone()
+    sick[0, 0, 4] = torch.nan
+    assert regard.attend(query, sick, value)[0, 0].isnan().all()
+    found = regard.attend(query, sick, value, mask=masks.causal)
+    assert_close(found[0, 0, :4], regard.attend(query, key, value, mask=masks.causal)[0, 0, :4])
+    assert found[0, 0, 4].isnan().all()
+    nothing = torch.zeros_like(value)
+    assert torch.equal(regard.attend(query, key, nothing), nothing)

@@ -282,6 +282,11 @@ def test_look_says_what_each_block_looks_at(residual):
             "a block with cross-attention needs a memory to look at, got none",
         ),
         (
+            lambda: Decoder(1, make()).double()(rand(1, 5, SIZE), rand(1, 7, SIZE)),
+            ValueError,
+            "a block without cross-attention cannot look at a memory, got one",
+        ),
+        (
             lambda: Dropout(0.5).add(rand(2, 3), rand(3)),
             ValueError,
             r"a residual sum needs two of one shape, got \[2, 3\] and \[3\]",

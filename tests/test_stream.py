@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
-from cases import inputs, rand, score_case
+from cases import gradients, inputs, rand, score_case
 from torch.testing import assert_close
 
 import regard
-from regard import scores
+from regard import masks, scores
 from regard.engines.stream import Stream
 
 
@@ -151,3 +151,24 @@ def test_a_subclass_that_changes_the_score_is_heard():
             regard.attend(query, key, value, score=score, engine=engine),
             regard.attend(query, key, value, score=lambda q, k: score(q, k), engine="dense"),
         )
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal and padding", "padding and causal bias"])
+@pytest.mark.parametrize(("queries", "keys"), [(700, 600), (600, 700), (513, 1030)])
+def test_the_future_is_left_out_over_many_blocks(queries, keys, mask):
+    query, key, value = (rand(2, n, 4, seed=s).requires_grad_() for s, n in enumerate((queries, keys, keys)))
+    lengths = masks.padding(torch.tensor([0, 531]))
+    mask = {
+        "causal": masks.causal,
+        "causal and padding": masks.both(masks.causal, lengths),
+        "padding and causal bias": masks.both(masks.both(lengths, rand(keys)), masks.causal),
+    }[mask]
+    answers = []
+    for engine in ("stream", "dense"):
+        mean = regard.attend(query, key, value, mask=mask, engine=engine)
+        answers.append([mean, *gradients([mean], [query, key, value])])
+    assert_close(*answers)
+    weight = regard.look(query, key, mask=mask)
+    top = regard.look(query, key, mask=mask, top=5)
+    assert_close(top.weight, weight.topk(5).values)
+    assert bool((top.index <= torch.arange(queries).unsqueeze(-1)).all())

@@ -14,9 +14,10 @@ Every layer has `look`, which says what it looks at. No layer keeps anything bet
 
 from regard.layers.attending import Attend
 from regard.layers.attention import Attention, SelfAttention
-from regard.layers.blocks import Block, Decoder, Dropout, Encoder, post_norm, pre_norm
+from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.conv import ConvSelfAttention
+from regard.layers.dropout import Dropout
 from regard.layers.feed_forward import FeedForward, Gated, gelu_tanh, swiglu
 from regard.layers.heads import MultiHeadAttention
 from regard.layers.positions import Alibi, Learned, Positions, Rotary, Sinusoidal

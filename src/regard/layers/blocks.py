@@ -18,12 +18,13 @@ What it is made of is passed in, so that the variants are compositions:
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from regard.attend import Look
-from regard.engines.residual import add_dropped, dropped
 from regard.layers.cache import BlockCache, Cache
-from regard.layers.checks import check_rows, positive, share
+from regard.layers.checks import check_rows, positive
+from regard.layers.dropout import Dropout
 from regard.layers.heads import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
@@ -51,34 +52,6 @@ def post_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
     -2.0
     """
     return norm(add(x, branch(x)))
-
-
-class Dropout(nn.Module):
-    """A share of numbers is dropped in training and the rest scaled up; alone, or on the way into a sum.
-
-    What is dropped is a hash of a seed that torch's generator gives: no mask is stored. x `[..., size]`.
-
-    >>> import torch
-    >>> drop = Dropout(0.5)
-    >>> sorted(set(drop(torch.ones(100, 10)).flatten().tolist()))
-    [0.0, 2.0]
-    >>> bool((drop.eval()(torch.ones(3)) == 1).all())
-    True
-    """
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout = share("dropout", dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return dropped(x, self.dropout) if self.training else x
-
-    def add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """x + branch, of which a share is dropped in training."""
-        return add_dropped(x, branch, self.dropout if self.training else 0.0)
-
-    def extra_repr(self) -> str:
-        return f"{self.dropout:g}"
 
 
 class Block(nn.Module):
@@ -136,25 +109,40 @@ class Block(nn.Module):
         own, kept = cache or (None, None)
         add = self.dropout.add
         x = self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask, cache=own), add)
+        if self.has_cross != (memory is not None):
+            raise ValueError(
+                "a block with cross-attention needs a memory to look at, got none"
+                if self.has_cross
+                else "a block without cross-attention cannot look at a memory, got one: make it with cross="
+            )
         if self.has_cross:
-            look_back = self.checked_memory(memory)
-            x = self.residual(x, self.cross_norm, lambda x: self.cross(x, look_back, mask=memory_mask, cache=kept), add)
+            x = self.residual(x, self.cross_norm, lambda x: self.cross(x, memory, mask=memory_mask, cache=kept), add)
         return self.residual(x, self.feed_forward_norm, self.feed_forward, add)
-
-    def checked_memory(self, memory: Tensor | None) -> Tensor:
-        """The memory that cross-attention cannot do without."""
-        if memory is None:
-            raise ValueError("a block with cross-attention needs a memory to look at, got none")
-        return memory
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """What its self-attention looks at, `[batch, heads, length, length]`, or the `top` largest of each query."""
-        with watch(self, layers=["attention"], top=top) as seen:
+        with torch.no_grad(), watch(self, layers=["attention"], top=top) as seen:
             self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask), lambda x, _: x)
         return seen["attention"][0]
 
 
-class Encoder(nn.Module):
+class Stack(nn.Module):
+    """Blocks one after the other; what `Encoder` and `Decoder` share."""
+
+    def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
+        self.norm = norm or nn.Identity()
+
+    def watched(self, run: Callable[[], Tensor], top: int | None) -> list[Tensor | Look]:
+        """What each block's self-attention looks at in one run, first to last."""
+        names = [f"blocks.{number}.attention" for number in range(len(self.blocks))]
+        with torch.no_grad(), watch(self, layers=names, top=top) as seen:
+            run()
+        return [found[0] for found in seen.values()]
+
+
+class Encoder(Stack):
     """A stack of blocks that all see everything a mask lets them see.
 
     blocks   how many
@@ -169,11 +157,6 @@ class Encoder(nn.Module):
     (torch.Size([3, 5, 16]), [torch.Size([3, 4, 5, 2]), torch.Size([3, 4, 5, 2])])
     """
 
-    def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
-        self.norm = norm or nn.Identity()
-
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
         """x `[batch, length, size]`; a mask such as `padding(lengths)`."""
         for block in self.blocks:
@@ -182,12 +165,10 @@ class Encoder(nn.Module):
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> list[Tensor | Look]:
         """What each block looks at, first to last: weights `[batch, heads, length, length]`, or the `top` largest."""
-        with watch(self, layers=[f"blocks.{i}.attention" for i in range(len(self.blocks))], top=top) as seen:
-            self(x, mask=mask)
-        return [found[0] for found in seen.values()]
+        return self.watched(lambda: self(x, mask=mask), top)
 
 
-class Decoder(nn.Module):
+class Decoder(Stack):
     """A stack of blocks that see themselves and what came before, and a memory where their blocks have cross-attention.
 
     The arguments are those of `Encoder`. The output at t does not change when what comes after t does.
@@ -203,11 +184,6 @@ class Decoder(nn.Module):
     >>> bool(torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-5))
     True
     """
-
-    def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
-        self.norm = norm or nn.Identity()
 
     def forward(
         self,
@@ -240,6 +216,4 @@ class Decoder(nn.Module):
         self, x: Tensor, memory: Tensor | None = None, *, mask: Mask | None = None, top: int | None = None
     ) -> list[Tensor | Look]:
         """What each block's self-attention looks at, first to last; see `Encoder.look`."""
-        with watch(self, layers=[f"blocks.{i}.attention" for i in range(len(self.blocks))], top=top) as seen:
-            self(x, memory, mask=mask)
-        return [found[0] for found in seen.values()]
+        return self.watched(lambda: self(x, memory, mask=mask), top)

@@ -6,6 +6,7 @@ x `[batch, q, size]` asks, s `[batch, k, key_size]` is looked at; where there is
 keys and values are one product with one matrix.
 """
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ from regard.layers.attending import Attend
 from regard.layers.cache import KeyValues
 from regard.layers.checks import check_rows, positive
 from regard.layers.positions import Positions
-from regard.masks import Mask, causal, shifted
+from regard.masks import Mask, both, causal, parts_of, shifted
 from regard.scores import Score, scaled_dot
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class MultiHeadAttention(nn.Module):
         self.head_size = size // heads if head_size is None else positive("head_size", head_size)
         self.key_size = size if key_size is None else positive("key_size", key_size)
         self.value_size = self.key_size if value_size is None else positive("value_size", value_size)
+        if positions is not None and not (hasattr(positions, "turn") and hasattr(positions, "bias")):
+            got = type(positions).__name__
+            raise TypeError(f"positions must have the methods turn and bias, as Rotary and Alibi have, got {got}")
         self.positions = positions
         query, key = heads * self.head_size, self.kv_heads * self.head_size
         self.rows = [query, key, key]  # of the packed matrix
@@ -146,14 +150,13 @@ class MultiHeadAttention(nn.Module):
         """Self-attention: one product, then positions, then the cache."""
         start = cache.length if cache else 0
         every = self.split(self.input(x), self.heads + 2 * self.kv_heads)
-        query, key, value = torch.split(every, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        both_kinds, value = torch.split(every, [self.heads + self.kv_heads, self.kv_heads], dim=1)
         if self.positions is not None:
-            query, key = self.positions.turn(query, start), self.positions.turn(key, start)
-            mask = self.positions.bias(mask)
+            both_kinds, mask = self.positions.turn(both_kinds, start), self.positions.bias(mask)
+        query, key = torch.split(both_kinds, [self.heads, self.kv_heads], dim=1)
         if cache:
             key, value = cache.append(key, value)
-            if start:
-                mask = None if mask is causal and x.shape[1] == 1 else shifted(mask, start)
+            mask = behind(mask, start, x.shape[1])
         return query, key, value, mask
 
     def of_source(self, source: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -166,8 +169,8 @@ class MultiHeadAttention(nn.Module):
         if values is not None:
             check_rows("values", values, self.value_size, rank=3)
         if values is None and self.packed:
-            both = self.split(self.part(1, source, 3), 2 * self.kv_heads)
-            return both[:, : self.kv_heads], both[:, self.kv_heads :]
+            every = self.split(self.part(1, source, 3), 2 * self.kv_heads)
+            return every[:, : self.kv_heads], every[:, self.kv_heads :]
         values = source if values is None else values
         return self.split(self.part(1, source), self.kv_heads), self.split(self.part(2, values), self.kv_heads)
 
@@ -204,3 +207,9 @@ class MultiHeadAttention(nn.Module):
         from regard.layers.torch_heads import release
 
         return release(self, batch_first)
+
+
+def behind(mask: Mask | None, start: int, queries: int) -> Mask | None:
+    """The mask of queries that stand behind `start` kept keys. A single one has no future to be kept from."""
+    parts = [shifted(part, start) for part in parts_of(mask) if queries > 1 or part is not causal]
+    return functools.reduce(both, parts) if parts else None  # type: ignore[arg-type]

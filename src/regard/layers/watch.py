@@ -108,10 +108,11 @@ def torch_heads(
     **kwargs: Any,
 ) -> Any:
     """torch's attention, and what it looks at."""
+    out = forward(*args, **kwargs)
     given = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs).arguments
     masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
     record.append(torch_look(module, given["query"], given["key"], **masks, top=top))
-    return forward(*args, **kwargs)
+    return out
 
 
 def encoder_layer(
