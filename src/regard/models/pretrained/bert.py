@@ -4,12 +4,11 @@ What comes back is the encoder: a row for each token. The heads it was trained w
 masked words, are left.
 """
 
-import torch
 from torch import nn
 
 from regard.layers import Block, Encoder, FeedForward, Learned, MultiHeadAttention, post_norm
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
-from regard.models.pretrained.weights import State, Weights, below, filled
+from regard.models.pretrained.weights import State, Weights, below, filled, hollow
 from regard.models.transformer import Embedding, TextEncoder
 
 PREFIX, HARMLESS = "bert.", r"^(bert\.)?(embeddings\.(position|token_type)_ids$|pooler\.)|^cls\."
@@ -34,7 +33,7 @@ def build(settings: Settings, weights: Weights) -> TextEncoder:
     def norm(size: int) -> nn.Module:
         return nn.LayerNorm(size, eps=epsilon)
 
-    with torch.device("meta"):
+    with hollow():
         positions = Learned(context, size)
         embedding = Embedding(vocabulary, size, positions=positions, types=types, norm=norm(size), dropout=added)
         model = TextEncoder(embedding, Encoder(blocks, block))

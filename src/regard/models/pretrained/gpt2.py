@@ -3,13 +3,12 @@
 Its matrices are stored `[in, out]`, the other way round than torch's.
 """
 
-import torch
 from torch import nn
 
 from regard.layers import Block, Decoder, FeedForward, Learned, MultiHeadAttention
 from regard.models.language import LanguageModel
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
-from regard.models.pretrained.weights import State, Weights, filled
+from regard.models.pretrained.weights import State, Weights, filled, hollow
 from regard.models.transformer import Embedding
 from regard.scores import dot, scaled_dot
 
@@ -35,7 +34,7 @@ def build(settings: Settings, weights: Weights) -> LanguageModel:
         return nn.LayerNorm(size, eps=epsilon)
 
     tied = settings.flag("tie_word_embeddings", True)
-    with torch.device("meta"):
+    with hollow():
         model = LanguageModel(
             Embedding(vocabulary, size, positions=Learned(context, size), dropout=embedded),
             Decoder(blocks, block, norm=norm(size)),

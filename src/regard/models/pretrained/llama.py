@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from regard.layers import Block, Decoder, FeedForward, Gated, MultiHeadAttention, Positions, Rotary, swiglu
 from regard.layers.feed_forward import Activation
 from regard.models.language import LanguageModel
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
-from regard.models.pretrained.weights import State, Weights, below, filled
+from regard.models.pretrained.weights import State, Weights, below, filled, hollow
 from regard.models.transformer import Embedding
 
 PREFIX, HARMLESS = "model.", r"\.rotary_emb\.inv_freq$"
@@ -56,7 +55,7 @@ def llama(
     def norm(size: int) -> nn.Module:
         return nn.RMSNorm(size, eps=sizes.epsilon)
 
-    with torch.device("meta"):
+    with hollow():
         return LanguageModel(
             Embedding(sizes.vocabulary, size),
             Decoder(sizes.blocks, block, norm=norm(size)),

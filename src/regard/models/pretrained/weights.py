@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.models.pretrained.settings import listed, read_json
 
@@ -128,8 +129,24 @@ def shards(folder: Path) -> dict[Path, list[str] | None]:
     return found
 
 
+class Undrawn(TorchFunctionMode):
+    """Weights are not drawn at random: on "meta" that does nothing, but loads torch's compiler, which takes seconds."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def hollow() -> Iterator[None]:
+    """Modules made here have no memory and no values; `filled` gives them both."""
+    with torch.device("meta"), Undrawn():
+        yield
+
+
 def filled(model: Model, state: State) -> Model:
-    """The model, made on the device "meta", which holds nothing, with these weights; it evaluates."""
+    """A hollow model with these weights; it evaluates."""
     model.load_state_dict(state, assign=True)
     return model.eval()
 
