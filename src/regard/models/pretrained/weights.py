@@ -130,12 +130,13 @@ def shards(folder: Path) -> dict[Path, list[str] | None]:
 
 
 class Undrawn(TorchFunctionMode):
-    """Weights are not drawn at random: on "meta" that does nothing, but loads torch's compiler, which takes seconds."""
+    """`nn.init` does nothing. On "meta" it has nothing to fill, but loads torch's compiler, which takes seconds."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.normal_, Tensor.uniform_):
-            return args[0]
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
