@@ -60,14 +60,16 @@ def test_the_gate_of_llama():
     assert FeedForward(6, 5, activation=swiglu).input.weight.shape == (10, 6)
 
 
-def test_feed_forward_keeps_what_goes_into_the_activation_and_not_what_comes_out():
+def test_feed_forward_keeps_what_goes_into_the_activation_and_not_what_comes_out(monkeypatch):
+    monkeypatch.setattr("regard.engines.activated.CACHE", 2 * HIDDEN)
     layer, x, kept = FeedForward(SIZE, HIDDEN), rand(BATCH, LENGTH, SIZE, dtype=torch.float32), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         layer(x.requires_grad_())
     assert sum(t.shape == (BATCH, LENGTH, HIDDEN) for t in kept) == 1
 
 
-def test_feed_forward_gives_gradients_only_where_they_are_wanted():
+def test_feed_forward_gives_gradients_only_where_they_are_wanted(monkeypatch):
+    monkeypatch.setattr("regard.engines.activated.CACHE", 2 * HIDDEN)
     layer, x = FeedForward(SIZE, HIDDEN).double(), rand(LENGTH, SIZE)
     layer.requires_grad_(False)
     layer.output.bias.requires_grad_()
