@@ -327,5 +327,8 @@ def test_the_short_way_is_left_where_something_has_to_be_seen_to():
     found = regard.attend(query, sick, value, mask=masks.causal)
     assert_close(found[0, 0, :4], regard.attend(query, key, value, mask=masks.causal)[0, 0, :4])
     assert found[0, 0, 4].isnan().all()
+    query[1, 2, 3] = torch.nan  # torch's kernel would make a row of 0 of it
+    assert regard.attend(query, key, value).isnan().any(dim=-1).nonzero().tolist() == [[1, 2, 3]]
+    query[1, 2, 3] = 0.0
     nothing = torch.zeros_like(value)
     assert torch.equal(regard.attend(query, key, nothing), nothing)

@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.engines import dropout, loops
 from regard.engines.job import Job, spans
+from regard.engines.pairing import Distances, Pairing, Products
 from regard.engines.threads import Room, spread
 from regard.masks import Mask, block_of, causal, parts_of
 from regard.parts import Attended
@@ -35,66 +36,6 @@ BLOCK = (512, 512)
 
 Portion = tuple[int, tuple[int, ...], slice]
 """Some queries of one head: its number, its place in the leading dimensions, and the rows."""
-
-
-class Pairing(Protocol):
-    """How a block of scores is computed from vectors, and its slopes are taken back to them.
-
-    Queries are given as `ready` makes them, once for all blocks of keys.
-    """
-
-    def ready(self, query: Tensor) -> Tensor: ...
-
-    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None: ...
-
-    def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None: ...
-
-
-@dataclass(frozen=True)
-class Products:
-    """scale · query · key"""
-
-    scale: float
-
-    def ready(self, query: Tensor) -> Tensor:
-        return query * self.scale
-
-    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        torch.mm(query, key.T, out=out)
-
-    def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
-        query_slope.addmm_(slope, key, alpha=self.scale)
-        key_slope.addmm_(slope.T, query)
-
-
-class Distances:
-    """-½‖query - key‖², from the differences of float64 coordinates"""
-
-    def ready(self, query: Tensor) -> Tensor:
-        return query
-
-    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        loops.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
-
-    def pull(self, slope: Tensor, query: Tensor, key: Tensor, query_slope: Tensor, key_slope: Tensor) -> None:
-        # In blocks of the slopes' own precision first, [features, points]: then into the sums.
-        pulls = slope.new_zeros(query.T.shape), slope.new_zeros(key.T.shape)
-        loops.distances_backward(
-            slope.numpy(),
-            *two_words(query, slope.dtype),
-            *two_words(key, slope.dtype),
-            *(pull.numpy() for pull in pulls),
-        )
-        query_slope.add_(pulls[0].T)
-        key_slope.add_(pulls[1].T)
-
-
-def two_words(points: Tensor, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Coordinates [features, points] in a lesser precision, and what they were rounded by."""
-    points = points.T.contiguous()
-    rounded = points.to(dtype)
-    rest = torch.where(rounded.isfinite(), points - rounded, 0.0)  # infinity has none
-    return rounded.numpy(), rest.to(dtype).numpy()
 
 
 @dataclass(frozen=True)

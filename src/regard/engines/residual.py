@@ -78,7 +78,7 @@ class Dropped(torch.autograd.Function):
 
 def sift(branch: Tensor, share: float, seed: int, x: Tensor | None = None) -> Tensor:
     """What is kept of the branch, scaled up, plus x where there is one."""
-    from regard.engines import loops  # imports numba
+    from regard.engines import residual_loops  # imports numba
 
     branch = branch.detach().contiguous()
     out = torch.empty_like(branch)
@@ -91,7 +91,7 @@ def sift(branch: Tensor, share: float, seed: int, x: Tensor | None = None) -> Te
     threshold, adds = np.uint32(dropout.threshold(share)), x is not None
 
     def task(rows: slice) -> None:
-        loops.sift(base[rows], source[rows], into[rows], adds, rows.start, *words, threshold, scale)
+        residual_loops.sift(base[rows], source[rows], into[rows], adds, rows.start, *words, threshold, scale)
 
     pieces = torch.get_num_threads() if branch.numel() > ALONE else 1
     spread(task, list(spans(len(into), max(1, -(-len(into) // pieces)))))
