@@ -1,0 +1,324 @@
+"""The language model beside Hugging Face's GPT-2 and torch's own Transformer, on the CPU.
+
+    python -m benchmarks.language --data FOLDER           all; about half an hour
+    python -m benchmarks.language --only generation       the cases with a word in their name
+
+FOLDER holds tinyshakespeare/input.txt, a text whose last tenth is held out; without it, the row that learns it is not
+run. A side of a training step is forward, backward, clipping and AdamW (fused for all); both sides have the same
+weights and batch. Where dropout draws random numbers, what is compared is the loss without it. Generation is greedy,
+from one token, of 512, with both caches. How time and memory are taken: `benchmarks/harness.py`.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.harness import SEED, THREADS, Case, Finding, compare, lacking, machine, note, peak_extra, report, said
+from benchmarks.harness import table as rows_table
+from regard import watch
+from regard.attend import Look
+from regard.data.text import encoded
+from regard.decoding import sample
+from regard.estimators import Writer
+from regard.estimators.writer import mean_loss
+from regard.models.language import LanguageModel
+from regard.models.pretrained import load
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+MODULE = "benchmarks.language"
+VOCABULARY = 65
+RECIPE = 1.88
+"""The held-out loss of nanoGPT's recipe for the CPU."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    blocks: int
+    heads: int
+    size: int
+    context: int
+    dropout: float = 0.0
+
+    def peer(self, **more: Any) -> Any:
+        """Hugging Face's GPT-2 of these sizes, with random weights."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        settings = {"attn_pdrop": self.dropout, "resid_pdrop": self.dropout, "embd_pdrop": self.dropout}
+        config = GPT2Config(
+            vocab_size=VOCABULARY, n_positions=self.context, n_embd=self.size, n_layer=self.blocks, n_head=self.heads,
+            bos_token_id=0, eos_token_id=None, pad_token_id=0, **settings, **more,
+        )  # fmt: skip
+        return GPT2LMHeadModel(config)
+
+
+def same_weights(peer: Any) -> LanguageModel:
+    """Our model with the weights of theirs, by a folder as anyone has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save_pretrained(folder)
+        model = load(folder)
+    assert isinstance(model, LanguageModel)
+    return model.requires_grad_(True)
+
+
+class Stack(nn.Module):
+    """torch's own: `nn.TransformerEncoder` with a causal mask, between an embedding and a linear map."""
+
+    def __init__(self, sizes: Sizes, model: LanguageModel) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(VOCABULARY, sizes.size), nn.Embedding(sizes.context, sizes.size)
+        layer = nn.TransformerEncoderLayer(
+            sizes.size, sizes.heads, 4 * sizes.size, sizes.dropout,
+            lambda x: functional.gelu(x, approximate="tanh"), batch_first=True, norm_first=True,
+        )  # fmt: skip
+        norm = nn.LayerNorm(sizes.size)
+        self.encoder = nn.TransformerEncoder(layer, sizes.blocks, norm, enable_nested_tensor=False)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(sizes.context), persistent=False)
+        self.take(model)
+
+    @torch.no_grad()
+    def take(self, model: LanguageModel) -> None:
+        """The weights of ours."""
+        ours = model.state_dict()
+        self.token.weight.copy_(ours["embedding.token.weight"])
+        self.place.weight.copy_(ours["embedding.positions.weight"])
+        names = {
+            "self_attn.in_proj_": "attention.input.",
+            "self_attn.out_proj.": "attention.output.",
+            "linear1.": "feed_forward.input.",
+            "linear2.": "feed_forward.output.",
+            "norm1.": "attention_norm.",
+            "norm2.": "feed_forward_norm.",
+        }
+        for number, layer in enumerate(self.encoder.layers):
+            for their, our in names.items():
+                for kind in ("weight", "bias"):
+                    layer.get_parameter(f"{their}{kind}").copy_(ours[f"decoder.blocks.{number}.{our}{kind}"])
+        self.encoder.norm.weight.copy_(ours["decoder.norm.weight"])
+        self.encoder.norm.bias.copy_(ours["decoder.norm.bias"])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = self.dropout(self.token(tokens) + self.place.weight[: tokens.shape[1]])
+        mask = self.mask[: tokens.shape[1], : tokens.shape[1]]
+        return functional.linear(self.encoder(rows, mask, is_causal=True), self.token.weight)
+
+
+@dataclass
+class Step:
+    """A model in training, and what it trains on."""
+
+    loss: Callable[[Tensor], Tensor]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Tensor  # [batch, context + 1]
+
+    def run(self) -> list[Tensor]:
+        self.model.train()
+        self.optimizer.zero_grad()
+        loss = self.loss(self.batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return [loss.detach()]
+
+    def check(self) -> list[Tensor]:
+        """The loss and its gradient of the first vectors, without dropout."""
+        self.model.eval()
+        self.optimizer.zero_grad()
+        loss = self.loss(self.batch)
+        loss.backward()
+        first = next(self.model.parameters()).grad
+        assert first is not None
+        return [loss.detach(), first.clone()]
+
+
+def step_of(model: nn.Module, loss: Callable[[Tensor], Tensor], batch: Tensor) -> Step:
+    """A step with the optimizer that all have."""
+    return Step(loss, model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), batch)
+
+
+def next_token(logits: Tensor, batch: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def training(sizes: Sizes, batch_size: int, peer: str, seed: int) -> dict[str, Step]:
+    """Our step and a peer's, with one start. A memory run uses one of them; the other costs it only its weights."""
+    torch.manual_seed(seed)
+    batch = torch.randint(VOCABULARY, (batch_size, sizes.context + 1))
+    theirs = sizes.peer()
+    ours = same_weights(theirs)
+    if peer == "GPT-2":
+        other = step_of(theirs, lambda batch: next_token(theirs(batch[:, :-1]).logits, batch), batch)
+    else:
+        stack = Stack(sizes, ours)
+        other = step_of(stack, lambda batch: next_token(stack(batch[:, :-1]), batch), batch)
+    return {"ours": step_of(ours, ours.loss, batch), "peer": other}
+
+
+def training_case(name: str, sizes: Sizes, batch: int, peer: str, time: float, memory: float | None) -> Case[Any]:
+    small = Sizes(1, sizes.heads, sizes.size, 16, sizes.dropout)
+    return Case(
+        name,
+        lambda seed: training(sizes, batch, peer, seed),
+        lambda steps: steps["ours"].run(),
+        lambda steps: steps["peer"].run(),
+        time,
+        memory,
+        short=lambda seed: training(small, 2, peer, seed),
+        alike=(lambda steps: steps["ours"].check(), lambda steps: steps["peer"].check()),
+    )
+
+
+def generation(sizes: Sizes, rows: int, seed: int) -> dict[str, Any]:
+    """Both models with one set of weights, and a token for each row to begin with."""
+    torch.manual_seed(seed)
+    theirs = sizes.peer(initializer_range=0.3).eval()  # so that the likeliest token is far ahead
+    return {"ours": same_weights(theirs).eval(), "peer": theirs, "start": torch.randint(VOCABULARY, (rows, 1))}
+
+
+@torch.inference_mode()
+def generated(inputs: dict[str, Any], count: int) -> list[Tensor]:
+    model, start = inputs["ours"], inputs["start"]
+    cache = model.begin(start[:, :0], room=count + 1)
+    return [torch.stack(list(sample(model.step, cache, start[:, 0], length=count, temperature=0)), dim=1)]
+
+
+@torch.inference_mode()
+def generated_by_peer(inputs: dict[str, Any], count: int) -> list[Tensor]:
+    model, start = inputs["peer"], inputs["start"]
+    mask = torch.ones_like(start)
+    found = model.generate(
+        start, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, use_cache=True
+    )
+    return [found[:, 1:]]
+
+
+def generation_case(rows: int) -> Case[Any]:
+    sizes = Sizes(6, 8, 256, 1024)
+    return Case(
+        f"generation of 512 tokens, batch {rows} / Hugging Face's generate",
+        lambda seed: generation(sizes, rows, seed),
+        lambda inputs: generated(inputs, 512),
+        lambda inputs: generated_by_peer(inputs, 512),
+        0.5,
+        short=lambda seed: generation(Sizes(1, 8, 256, 1024), rows, seed),
+    )
+
+
+def watching(sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Both models with one set of weights, and one text."""
+    torch.manual_seed(seed)
+    theirs = sizes.peer(attn_implementation="eager", initializer_range=0.1).eval()
+    return {
+        "ours": same_weights(theirs).eval(),
+        "peer": theirs,
+        "tokens": torch.randint(VOCABULARY, (1, sizes.context)),
+    }
+
+
+@torch.inference_mode()
+def watched(inputs: dict[str, Any]) -> list[Tensor]:
+    with watch(inputs["ours"], top=8) as seen:
+        logits = inputs["ours"](inputs["tokens"])
+    looks = [found[0] for found in seen.values()]
+    assert all(isinstance(look, Look) for look in looks)
+    return [logits, *(look.weight for look in looks)]
+
+
+@torch.inference_mode()
+def watched_by_peer(inputs: dict[str, Any]) -> list[Tensor]:
+    found = inputs["peer"](inputs["tokens"], output_attentions=True)
+    return [found.logits, *(weights.topk(8, dim=-1).values for weights in found.attentions)]
+
+
+CHARACTERS = Sizes(4, 4, 128, 64)
+LARGER = Sizes(6, 8, 256, 256, dropout=0.1)
+WATCHED = Sizes(6, 8, 256, 1024)
+CASES = [
+    training_case("training step, 4 × 128, context 64, batch 12 / GPT-2", CHARACTERS, 12, "GPT-2", 1.0, None),
+    training_case("training step, 6 × 256, context 256, batch 16, dropout / GPT-2", LARGER, 16, "GPT-2", 1 / 1.3, 0.5),
+    training_case(
+        "training step, 6 × 256, context 256, batch 16, dropout / nn.TransformerEncoder",
+        LARGER,
+        16,
+        "torch",
+        1 / 1.3,
+        0.5,
+    ),
+    generation_case(1),
+    generation_case(16),
+    Case(
+        "watch, top 8, 1,024 tokens / output_attentions",
+        lambda seed: watching(WATCHED, seed),
+        watched,
+        watched_by_peer,
+        1.0,
+        0.1,
+        short=lambda seed: watching(Sizes(1, 8, 256, 64), seed),
+    ),
+]
+
+
+def learned(data: Path) -> Finding:
+    """nanoGPT's recipe for the CPU, by `Writer`: 2,000 steps, and the loss on all of the last tenth."""
+    text = (data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    writer = Writer(
+        context=64, blocks=4, heads=4, size=128, dropout=0.0, steps=2000, batch_size=12, learning_rate=1e-3, warm=100,
+        weight_decay=0.1, clip=1.0, validate_every=250, random_state=SEED,
+    )  # fmt: skip
+    begin = time.perf_counter()
+    writer.fit(text)
+    seconds = time.perf_counter() - begin
+    # In windows that do not overlap, as the recipe's are: a token has 32 before it on average.
+    tokens = torch.tensor(encoded(writer.tokenizer_, text))
+    loss = mean_loss(writer.model_, tokens[-round(0.1 * len(tokens)) :])
+    note(writer.write("ROMEO:\n", 300, temperature=0.8, seed=SEED))
+    measured = f"{loss:.3f} ({seconds / 2000 * 1e3:.0f} ms a step with validation)"
+    return Finding("held-out loss, characters, 2,000 steps", f"≤ {RECIPE}", measured, said(loss <= RECIPE))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
+    parser.add_argument("--data", metavar="FOLDER", type=Path)
+    parser.add_argument("--only", metavar="NAME", default="", help="what has this in its name")
+    parser.add_argument("--repeats", metavar="N", type=int, default=20)
+    parser.add_argument("--memory", nargs=2, metavar=("CASE", "SIDE"), help="peak extra bytes of one side, alone")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(THREADS)
+    if options.memory:
+        name, side = options.memory
+        print(peak_extra(next(case for case in CASES if case.name == name), side))
+        return
+    rows = []
+    for case in CASES:
+        if options.only in case.name:
+            note(case.name)
+            rows.append(compare(case, MODULE, options.repeats))
+    facts = machine()
+    if rows:
+        Console(width=None if sys.stdout.isatty() else 200).print(rows_table(rows))
+    if options.only in "held-out loss, characters":
+        missing = lacking(options.data, ["tinyshakespeare/input.txt"], MODULE)
+        finding = (
+            Finding("held-out loss, characters", f"≤ {RECIPE}", missing, "not run")
+            if missing
+            else learned(options.data)
+        )
+        report([finding], facts, None)
+
+
+if __name__ == "__main__":
+    main()
