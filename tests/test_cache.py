@@ -98,11 +98,11 @@ def test_nothing_grows_and_modes_may_change():
     cache = model.cache(LENGTH)
     with torch.inference_mode():
         model(x[:, :2], cache=cache)
-    place = cache.blocks[0].own.key.data_ptr()
+    place = cache.blocks[0].own.store.data_ptr()
     with torch.no_grad():
         found = [model(x[:, t : t + 1], cache=cache) for t in range(2, LENGTH)]
-    assert cache.blocks[0].own.key.data_ptr() == place
-    assert cache.blocks[0].own.key.shape == (2, HEADS, LENGTH, 2)
+    assert cache.blocks[0].own.store.data_ptr() == place
+    assert cache.blocks[0].own.store.shape == (2, 2, HEADS, LENGTH, 2)
     assert_close(torch.cat(found, dim=1), model(x)[:, 2:])
 
 
@@ -128,7 +128,9 @@ def test_key_values_alone():
     kept = KeyValues()
     assert kept.all() is None
     kept.select(torch.tensor([0]))
-    key, value = rand(2, 3, 4, 5), rand(2, 3, 4, 6, seed=1)
+    key, value = rand(2, 3, 4, 5), rand(2, 3, 4, 5, seed=1)
+    with pytest.raises(ValueError, match=r"one shape, got \[2, 3, 4, 5\] and \[2, 3, 4, 4\]"):
+        kept.append(key, value[..., 1:])
     found = kept.append(key, value)
     assert_close(found, (key, value), rtol=0, atol=0)
     assert_close(kept.all(), (key, value), rtol=0, atol=0)

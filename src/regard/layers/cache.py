@@ -6,7 +6,8 @@ views of all so far. Nothing grows, nothing is copied but the new rows. Answers 
 A cache is for one run of calls: `Decoder.cache(room)` makes it, the caller passes it to each. No layer keeps it.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,49 +31,62 @@ class KeyValues:
     def __init__(self, room: int | None = None) -> None:
         self.room = None if room is None else positive("room", room)
         self.length = 0
-        self.key: Tensor | None = None  # [batch, heads, room, size], made when the first rows come
-        self.value: Tensor | None = None
+        self.store: Tensor | None = None  # [batch, 2, heads, room, size], made when the first rows come
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """New rows `[batch, heads, new, size]` are kept; all so far, `[batch, heads, length, size]`, come back."""
         if key.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("a cache keeps no history for gradients: use it under torch.inference_mode()")
-        start, new = self.length, key.shape[2]
-        end = start + new
+        if key.shape != value.shape:
+            raise ValueError(f"keys and values must have one shape, got {list(key.shape)} and {list(value.shape)}")
+        batch, *rest = key.shape
+        place = self.make_place((batch, 2, *rest), key)
+        place.select(1, 0).copy_(key)
+        place.select(1, 1).copy_(value)
+        return self.everything()
+
+    def append_both(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for keys and values in one tensor, `[batch, 2, heads, new, size]`, without gradients."""
+        self.make_place(both.shape, both).copy_(both)
+        return self.everything()
+
+    def make_place(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Where new keys and values `[batch, 2, heads, new, size]` go in the store."""
+        batch, _, heads, new, size = shape
+        start, end = self.length, self.length + new
         if self.room is None:
             self.room = new
         if end > self.room:
             raise ValueError(f"the cache has room for {self.room} positions, got a sequence of {end}")
-        if self.key is None or self.value is None:
+        if self.store is None:
             with torch.inference_mode(False):  # so that it can be written to in any mode
-                self.key, self.value = (x.new_empty(*x.shape[:2], self.room, x.shape[3]) for x in (key, value))
-        elif key.shape[0] != self.key.shape[0]:
-            raise ValueError(f"the cache holds {self.key.shape[0]} sequences, got {key.shape[0]}")
-        self.key.narrow(2, start, new).copy_(key)
-        self.value.narrow(2, start, new).copy_(value)
+                self.store = like.new_empty(batch, 2, heads, self.room, size)
+        elif batch != self.store.shape[0]:
+            raise ValueError(f"the cache holds {self.store.shape[0]} sequences, got {batch}")
         self.length = end
-        return self.key.narrow(2, 0, end), self.value.narrow(2, 0, end)
+        return self.store.narrow(3, start, new)
+
+    def everything(self) -> tuple[Tensor, Tensor]:
+        """All so far, `[batch, heads, length, size]` each."""
+        if self.store is None:
+            raise RuntimeError("the cache is empty")
+        key, value = self.store.narrow(3, 0, self.length).unbind(1)
+        return key, value
 
     def all(self) -> tuple[Tensor, Tensor] | None:
-        """All so far, `[batch, heads, length, size]` each; None where nothing has come yet."""
-        if self.key is None or self.value is None:
-            return None
-        return self.key.narrow(2, 0, self.length), self.value.narrow(2, 0, self.length)
+        """The same, or None where nothing has come yet."""
+        return None if self.store is None else self.everything()
 
     @torch.no_grad()
     def select(self, rows: Tensor) -> None:
         """Keep these sequences, in this order; one may be taken several times."""
-        if self.key is None or self.value is None:
+        if self.store is None:
             return
-        kept = []
-        for store in (self.key, self.value):
-            chosen = store.narrow(2, 0, self.length).index_select(0, rows)
-            if len(rows) != len(store):
-                with torch.inference_mode(False):
-                    store = store.new_empty(len(rows), *store.shape[1:])
-            store.narrow(2, 0, self.length).copy_(chosen)
-            kept.append(store)
-        self.key, self.value = kept
+        chosen = self.store.narrow(3, 0, self.length).index_select(0, rows)
+        if len(rows) != len(self.store):
+            with torch.inference_mode(False):
+                self.store = self.store.new_empty(len(rows), *self.store.shape[1:])
+        self.store.narrow(3, 0, self.length).copy_(chosen)
 
 
 class BlockCache(NamedTuple):
@@ -95,6 +109,7 @@ class Cache:
     def __init__(self, blocks: int, room: int) -> None:
         self.room = positive("room", room)
         self.blocks = [BlockCache(KeyValues(room), KeyValues()) for _ in range(positive("blocks", blocks))]
+        self.steps: Any = None  # the blocks taken apart for single rows, see `regard.layers.steps`
 
     @property
     def length(self) -> int:
