@@ -151,7 +151,9 @@ def forbid(step: Step[State], tokens: Iterable[int]) -> Step[State]:
             raise ValueError(
                 f"forbidden tokens must be in the vocabulary of {log_probs.shape[-1]}, got {forbidden[-1]}"
             )
-        return state, log_probs.index_fill(-1, torch.tensor(forbidden, device=log_probs.device), -math.inf)
+        return state, log_probs.index_fill(
+            -1, torch.tensor(forbidden, dtype=torch.long, device=log_probs.device), -math.inf
+        )
 
     return allowed
 
