@@ -473,13 +473,30 @@ def test_tokens_stream():
     assert rows == [1, 1]
 
 
-@pytest.mark.parametrize("temperature", [0, 1e-300])
-def test_no_temperature_is_greedy(temperature):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0, 5e-324, 1e-40])
+def test_no_temperature_is_greedy(temperature, dtype):
+    def step(state, last):
+        state, log_probs = reading(World(2, 6))(state, last)
+        return state, log_probs.to(dtype) - 50  # so unlikely that a small temperature alone would make all infinite
+
     state, start = beginning(*range(7))
-    found = greedy(reading(World(2, 6)), state, start, end=1, length=9)
-    columns = list(sample(reading(World(2, 6)), state, start, end=1, length=9, temperature=temperature))
+    found = greedy(step, state, start, end=1, length=9)
+    columns = list(sample(step, state, start, end=1, length=torch.tensor(9), temperature=temperature))
     tokens = [[token for token in row if token not in (-1, 1)] for row in torch.stack(columns, dim=1).tolist()]
     assert tokens == [h.tokens for h in found]
+
+
+@pytest.mark.parametrize(("shot", "token"), [(0.0, 1), (0.4999, 1), (0.5001, 3), (1 - 2**-53, 3)])
+def test_what_has_no_probability_is_never_drawn(shot, token, monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *shape, **kind: torch.full(shape, shot, dtype=torch.float64))
+    log_probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).log()
+    # A whole of many parts in float32 is not 1; the last of them must still be found, and nothing behind it.
+    many = torch.cat([torch.randn(1, 999), torch.full((1, 1), -math.inf)], dim=1)
+    for row, expected in (log_probs, token), (many, None):
+        [drawn] = next(sample(lambda state, last, row=row: (state, row.log_softmax(dim=1)), None, torch.tensor([0]),
+                              length=1))  # fmt: skip
+        assert drawn == expected if expected is not None else drawn < 999
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -514,6 +531,7 @@ def test_filters_keep_exactly_what_they_say():
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
 def test_a_nucleus_of_many_tokens_is_the_definition(share):
     log_probs = torch.randn(5, 50 * FIRST_TOKENS + 3, dtype=torch.float64).mul(0.3).log_softmax(dim=1)
+    log_probs[0] = log_probs[0].mul(50).log_softmax(dim=0)  # a few tokens have all
     kept = nucleus(log_probs, share).isfinite()
     for row, chosen in zip(log_probs.exp(), kept, strict=True):
         inside, outside = row[chosen], row[~chosen]

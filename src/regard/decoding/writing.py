@@ -95,8 +95,9 @@ def sample(
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 
     def choose(log_probs: Tensor) -> Tensor:
-        if temperature != 1:  # the largest first becomes 0, so that no small temperature makes it infinite
-            log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / temperature
+        if temperature != 1:  # the largest becomes 0, which no small temperature makes infinite
+            least = torch.finfo(log_probs.dtype).tiny
+            log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / max(temperature, least)
         if top_k is not None:
             log_probs = best(log_probs, top_k)
         if top_p is not None:
