@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch.testing import assert_close
 
-from regard.decoding import Fixed, beam, best, forbid, greedy, nucleus, sample, select
-from regard.decoding.filters import BLOCK, FIRST_TOKENS, largest
+from regard.decoding import Fixed, beam, forbid, greedy, largest, nucleus, sample, select
+from regard.decoding.filters import BLOCK, FIRST_TOKENS
 
 START = 0  # a token like any other: the worlds below may give it again
 
@@ -517,10 +517,8 @@ def test_the_largest_are_those_of_a_stable_sort(seed, rows, n, count, coarse):
     assert torch.equal(index, expected.indices[:, :count])
 
 
-def test_filters_keep_exactly_what_they_say():
+def test_a_nucleus_is_exactly_what_it_says():
     log_probs = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.1, 0.2, 0.3, 0.4]]).log()
-    assert best(log_probs, 3).isfinite().tolist() == [[True, True, True, False], [False, True, True, True]]
-    assert best(log_probs, 4) is log_probs
     kept = nucleus(log_probs, 0.6)
     assert kept.isfinite().tolist() == [[True, True, True, False], [False, False, True, True]]
     assert torch.equal(kept[kept.isfinite()], log_probs[kept.isfinite()])
@@ -688,8 +686,6 @@ def test_wrong_states_and_filters_are_named():
     lstm = (torch.zeros(2, 3, 8), torch.zeros(2, 3, 8))
     with pytest.raises(ValueError, match=r"must have its 3 rows first, got shape \[2, 3, 8\]"):
         beam(lambda state, last: (state, FLAT.expand(len(last), -1)), lstm, torch.zeros(3).long(), end=0, length=5)
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-        best(FLAT, 0)
     with pytest.raises(ValueError, match=r"share must be above 0 and at most 1, got 1\.1"):
         nucleus(FLAT, 1.1)
     with pytest.raises(ValueError, match="forbidden tokens must be at least 0, got -2"):
