@@ -264,12 +264,13 @@ def test_greedy_rows_leave_when_they_are_over():
 
 
 def test_equal_is_equal_the_earlier_beam_and_the_lower_token_first():
-    flat = torch.full((1, 300), -1.0)
-    [found] = beam(lambda state, last: (state, flat.expand(len(last), -1)), None, torch.tensor([7]), end=0, length=3,
-                   size=3, penalty=0.0, keep=3)  # fmt: skip
-    # [] and the end is among the first three; then [1] and [2] with their ends would be, but [1, …] come before [2].
+    def step(state, last):
+        return state, torch.full((len(last), 300), -1.0)
+
+    [found] = beam(step, None, torch.tensor([7]), end=0, length=3, size=3, penalty=0.0, keep=3)
+    # The end is among the first three, then that of [1] is; those of [2] and [3] come behind 300 ways on from [1].
     assert [h.tokens for h in found] == [[], [1], [1, 1]]
-    [[found]] = [greedy(lambda state, last: (state, flat), None, torch.tensor([7]), end=9, length=2)]
+    [found] = greedy(step, None, torch.tensor([7]), end=9, length=2)
     assert found.tokens == [0, 0]
 
 
@@ -490,13 +491,15 @@ def test_no_temperature_is_greedy(temperature, dtype):
 @pytest.mark.parametrize(("shot", "token"), [(0.0, 1), (0.4999, 1), (0.5001, 3), (1 - 2**-53, 3)])
 def test_what_has_no_probability_is_never_drawn(shot, token, monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, **kind: torch.full(shape, shot, dtype=torch.float64))
-    log_probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).log()
+
+    def one(log_probs):
+        [tokens] = sample(lambda state, last: (state, log_probs), None, torch.tensor([0]), length=1)
+        return tokens.item()
+
+    assert one(torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).log()) == token
     # A whole of many parts in float32 is not 1; the last of them must still be found, and nothing behind it.
-    many = torch.cat([torch.randn(1, 999), torch.full((1, 1), -math.inf)], dim=1)
-    for row, expected in (log_probs, token), (many, None):
-        [drawn] = next(sample(lambda state, last, row=row: (state, row.log_softmax(dim=1)), None, torch.tensor([0]),
-                              length=1))  # fmt: skip
-        assert drawn == expected if expected is not None else drawn < 999
+    many = torch.cat([torch.randn(1, 999), torch.full((1, 1), -math.inf)], dim=1).log_softmax(dim=1)
+    assert one(many) < 999
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -590,11 +593,14 @@ def test_no_sentences_no_hypotheses():
 
 def test_half_precision_is_added_up_in_full():
     log_probs = torch.tensor([[-20.0, -0.001]], dtype=torch.float16)
-    for search in greedy, beam:
-        [found] = search(lambda state, last: (state, log_probs), None, torch.tensor([0]), end=0, length=300, **(
-            {"size": 1, "penalty": 0.0} if search is beam else {}))  # fmt: skip
-        found = found[0] if search is beam else found
-        assert_close(found.log_probability, 300 * log_probs[0, 1].item(), rtol=1e-4, atol=0)
+
+    def step(state, last):
+        return state, log_probs
+
+    [found] = greedy(step, None, torch.tensor([0]), end=0, length=300)
+    [[same]] = beam(step, None, torch.tensor([0]), end=0, length=300, size=1, penalty=0.0)
+    for hypothesis in found, same:
+        assert_close(hypothesis.log_probability, 300 * log_probs[0, 1].item(), rtol=1e-4, atol=0)
 
 
 FLAT = torch.full((1, 3), -1.0)
@@ -686,6 +692,8 @@ def test_wrong_states_and_filters_are_named():
     lstm = (torch.zeros(2, 3, 8), torch.zeros(2, 3, 8))
     with pytest.raises(ValueError, match=r"must have its 3 rows first, got shape \[2, 3, 8\]"):
         beam(lambda state, last: (state, FLAT.expand(len(last), -1)), lstm, torch.zeros(3).long(), end=0, length=5)
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        largest(FLAT, 0)
     with pytest.raises(ValueError, match=r"share must be above 0 and at most 1, got 1\.1"):
         nucleus(FLAT, 1.1)
     with pytest.raises(ValueError, match="forbidden tokens must be at least 0, got -2"):

@@ -1,7 +1,9 @@
 """One sequence a row, one token after the other: the likeliest, or a drawn one.
 
-token_t = argmax log p(· | token_<t)                     greedy
-token_t ~ p(· | token_<t)^(1/temperature), filtered      sample
+    token_t = argmax log p(· | token_<t)                     greedy
+    token_t ~ p(· | token_<t)^(1/temperature), filtered      sample
+
+Rows that are over leave the batch.
 """
 
 import math
