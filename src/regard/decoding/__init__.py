@@ -19,8 +19,8 @@ and the like are the model's affair: put it in `eval` mode.
 """
 
 from regard.decoding.beams import beam
-from regard.decoding.filters import best, nucleus
+from regard.decoding.filters import largest, nucleus
 from regard.decoding.step import Fixed, Hypothesis, Step, forbid, select
 from regard.decoding.writing import greedy, sample
 
-__all__ = ["Fixed", "Hypothesis", "Step", "beam", "best", "forbid", "greedy", "nucleus", "sample", "select"]
+__all__ = ["Fixed", "Hypothesis", "Step", "beam", "forbid", "greedy", "largest", "nucleus", "sample", "select"]

@@ -175,7 +175,7 @@ class Search:
         # An open hypothesis of log probability l can only end with l' ≤ l ≤ 0 after n ≤ N = limit tokens, and the
         # penalty does not fall with n: l' / penalty(n) ≤ l / penalty(n) ≤ l / penalty(N). Of equals the earlier stays.
         done = self.found.score[:, -1] >= self.log_probability[:, 0] / self.scale[self.limit]
-        cut = ~done & (self.limit == self.number)
+        cut = self.limit == self.number
         if cut.any():
             open_ = self.log_probability.masked_fill(~cut[:, None], -math.inf)
             self.found = self.found.merged(self.over(open_, self.node, finished=False), behind=True)

@@ -1,4 +1,7 @@
-"""Which tokens are looked at: small functions from log probabilities `[rows, vocabulary]` to the same, -inf elsewhere.
+"""Which tokens are looked at: small functions of log probabilities `[rows, vocabulary]`.
+
+    largest   the k likeliest
+    nucleus   the fewest likeliest that together are likely enough
 
 Each row keeps at least its likeliest token. What is left need not add up to 1: who draws from it normalises.
 """
@@ -13,27 +16,16 @@ from regard.decoding.step import whole
 BLOCK = 64
 """Values that are first looked at together, by their maximum: that is five times faster than torch's topk alone."""
 
-FIRST_TOKENS = 128
-"""How many tokens are tried as a nucleus first; where they are not likely enough, eight times as many."""
-
-
-def best(log_probs: Tensor, count: int) -> Tensor:
-    """The `count` likeliest tokens of each row; of equals the lower ones.
-
-    >>> import torch
-    >>> best(torch.tensor([[0.2, 0.5, 0.2, 0.1]]).log(), 2).exp()
-    tensor([[0.2000, 0.5000, 0.0000, 0.0000]])
-    """
-    if whole("count", count) >= log_probs.shape[-1]:
-        return log_probs
-    value, index = largest(log_probs, count)
-    return torch.full_like(log_probs, -math.inf).scatter_(1, index, value)
+FIRST_TOKENS = 256
+"""How many tokens are tried as a nucleus before all are sorted."""
 
 
 def nucleus(log_probs: Tensor, share: float) -> Tensor:
     """The fewest likeliest tokens that together have this share of the probability (Holtzman et al. 2020).
 
     share   above 0 and at most 1, of what is given: that need not add up to 1
+
+    The others become -inf.
 
     >>> import torch
     >>> nucleus(torch.tensor([[0.2, 0.5, 0.2, 0.1]]).log(), 0.6).exp()
@@ -43,13 +35,12 @@ def nucleus(log_probs: Tensor, share: float) -> Tensor:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     if share == 1:
         return log_probs
-    given, count = log_probs.logsumexp(dim=1, keepdim=True), FIRST_TOKENS
-    while True:
-        value, index = largest(log_probs, count)  # [rows, count]
-        reached = (value - given).double().exp().cumsum(1)
-        if value.shape[1] == log_probs.shape[1] or bool((reached[:, -1] >= share).all()):
-            break
-        count *= 8
+    given = log_probs.logsumexp(dim=1, keepdim=True)
+    value, index = largest(log_probs, FIRST_TOKENS)
+    reached = (value - given).double().exp().cumsum(dim=1)  # [rows, tokens]
+    if bool((reached[:, -1] < share).any()):
+        value, index = log_probs.sort(dim=1, descending=True, stable=True)
+        reached = (value - given).double().exp().cumsum(dim=1)
     # A token is kept where those before it have not yet reached the share: so the first always is.
     before = reached.roll(1, dims=1)
     before[:, 0] = 0.0
@@ -66,7 +57,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> value.tolist(), index.tolist()
     ([[3.0, 3.0, 2.0]], [[1, 3, 2]])
     """
-    one_more = min(count + 1, values.shape[1])  # so that a tie at the border is seen
+    one_more = min(whole("count", count) + 1, values.shape[1])  # so that a tie at the border is seen
     value, index = blockwise(values, one_more)
     tied = ((value[:, 1:] == value[:, :-1]) & (value[:, 1:] > -math.inf)).any(dim=1)
     if tied.any():  # topk promises no order: few rows, sorted as a whole

@@ -151,13 +151,15 @@ def forbid(step: Step[State], tokens: Iterable[int]) -> Step[State]:
             raise ValueError(
                 f"forbidden tokens must be in the vocabulary of {log_probs.shape[-1]}, got {forbidden[-1]}"
             )
-        return state, log_probs.index_fill(-1, torch.tensor(forbidden, device=log_probs.device), -math.inf)
+        return state, log_probs.index_fill(
+            -1, torch.tensor(forbidden, dtype=torch.long, device=log_probs.device), -math.inf
+        )
 
     return allowed
 
 
 def ask(step: Step[State], state: State, last: Tensor, end: int | None) -> tuple[State, Tensor]:
-    """One step, its log probabilities looked at: `[rows, vocabulary]`, in float32 at least."""
+    """One step, its log probabilities looked at: `[rows, vocabulary]`."""
     state, log_probs = step(state, last)
     if (
         log_probs.dim() != 2
@@ -171,7 +173,7 @@ def ask(step: Step[State], state: State, last: Tensor, end: int | None) -> tuple
         )
     if end is not None and end >= log_probs.shape[1]:
         raise ValueError(f"end must be in the vocabulary of {log_probs.shape[1]}, got {end}")
-    return state, log_probs.float() if log_probs.dtype.itemsize < 4 else log_probs
+    return state, log_probs
 
 
 def check_numbers(best: Tensor, row: Tensor, number: int) -> None:

@@ -1,7 +1,9 @@
 """One sequence a row, one token after the other: the likeliest, or a drawn one.
 
-token_t = argmax log p(· | token_<t)                     greedy
-token_t ~ p(· | token_<t)^(1/temperature), filtered      sample
+    token_t = argmax log p(· | token_<t)                     greedy
+    token_t ~ p(· | token_<t)^(1/temperature), filtered      sample
+
+Rows that are over leave the batch.
 """
 
 import math
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from regard.decoding.filters import best, largest, nucleus
+from regard.decoding.filters import largest, nucleus
 from regard.decoding.step import (
     Hypothesis,
     State,
@@ -76,7 +78,7 @@ def sample(
     end           the token that ends a row; it is given too. None: rows end by their length alone
     length        the most tokens that a row may get, the end included: a number, or one for each row
     temperature   log probabilities are divided by it; 0 takes the likeliest token
-    top_k         draws from so many tokens, the likeliest (`best`)
+    top_k         draws from so many tokens, the likeliest (`largest`)
     top_p         draws from the fewest tokens that together are so likely (`nucleus`), after the two before
     generator     of random numbers: the same seed gives the same tokens; None: torch's own
 
@@ -95,13 +97,16 @@ def sample(
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 
     def choose(log_probs: Tensor) -> Tensor:
-        if temperature != 1:  # the largest first becomes 0, so that no small temperature makes it infinite
-            log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / temperature
+        if temperature != 1:  # the largest becomes 0, which no small temperature makes infinite
+            least = torch.finfo(log_probs.dtype).tiny
+            log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / max(temperature, least)
+        token = None
         if top_k is not None:
-            log_probs = best(log_probs, top_k)
+            log_probs, token = largest(log_probs, top_k)  # [rows, k] both
         if top_p is not None:
             log_probs = nucleus(log_probs, top_p)
-        return draw(log_probs, generator)
+        place = draw(log_probs, generator)
+        return place if token is None else token.gather(1, place[:, None]).squeeze(1)
 
     written = write(step, state, start, likeliest if temperature == 0 else choose, end, limits(length, start))
     return (spread(row, token, len(start)) for row, token, _ in written)
@@ -136,7 +141,7 @@ def write(
 
 def likeliest(log_probs: Tensor) -> Tensor:
     """The likeliest token of each row, `[rows]`; of equals the lowest."""
-    return largest(log_probs, 1)[1].squeeze(1)
+    return log_probs.max(dim=1).indices
 
 
 def draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
