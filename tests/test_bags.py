@@ -681,7 +681,13 @@ FRAME = pd.DataFrame({"bag": ["a", "b", "a"], "x": [1.0, 2.0, 3.0], "y": [0.0, 1
         (lambda: as_bags([np.ones((2, 3)), []]), r"bag 1 is empty"),
         (lambda: as_bags([np.ones((2, 3)), np.ones((1, 3)), np.ones((2, 4))]), "bag 0 has 3, bag 2 has 4"),
         (lambda: as_bags([np.ones((2, 3)), np.ones(3)]), r"bag 1 must be \[instances, features\], got shape \[3\]"),
-        (lambda: as_bags([np.array([["a", "b"]])]), "the features of bag 0 must be numbers: could not convert"),
+        (lambda: as_bags([np.array([["a", "b"]])]), "features of bag 0 must be numbers, .* could not convert"),
+        (lambda: as_bags([np.ones((1, 2)), [[1, 2], [3]]]), "features of bag 1 must be numbers, .* inhomogeneous"),
+        (lambda: as_bags([np.ones((1, 2)) * 1j]), "features of bag 0 must be numbers, .* got complex ones"),
+        (lambda: as_bags(np.ones((2, 2, 1)) * 1j), "features of bags must be numbers, .* got complex ones"),
+        (lambda: as_bags(pd.concat([FRAME, FRAME[["x"]]], axis=1), by="bag"), "names of their own, got 'x' more than"),
+        (lambda: as_bags(as_bags([np.ones((2, 3))])[[]]), "at least one bag, got none"),
+        (lambda: as_bags(None), "bags must be a list of .* got NoneType"),
         (lambda: as_bags([]), "at least one bag, got an empty list"),
         (lambda: as_bags(np.ones((5, 3))), r"bags must be a list .* got ndarray of shape \[5, 3\]"),
         (lambda: as_bags(3), "bags must be a list of .* got int"),
@@ -751,6 +757,12 @@ def test_bad_numbers_are_refused(y, message):
         (BagClassifier(batch_size=0), "batch_size must be a positive whole number, .* got 0"),
         (BagClassifier(epochs=0), "epochs and patience must be at least 1, got 0 and 10"),
         (BagClassifier(learning_rate=0), "learning_rate must be positive .* got 0 and"),
+        (BagClassifier(learning_rate="fast"), "learning_rate must be positive .* got 'fast' and"),
+        (BagClassifier(learning_rate=float("inf")), "learning_rate must be positive .* got inf and"),
+        (BagClassifier(dropout="much"), "dropout must be at least 0 and below 1, .* got 'much'"),
+        (BagClassifier(random_state=-1), "random_state must be a whole number of at least 0, got -1"),
+        (BagClassifier(class_weight={0: -1, 1: 1}), "class_weight must be at least 0, .* got {0: -1, 1: 1}"),
+        (BagClassifier(class_weight={0: 0, 1: 0}), "class_weight must be at least 0, and not 0 for all"),
         (BagClassifier(dropout=1.0), "dropout must be at least 0 and below 1, .* got 1.0"),
         (BagClassifier(early_stopping=True, validation_fraction=1.5), "validation_fraction between 0 and 1.*1.5"),
         (BagClassifier(early_stopping=True, validation_fraction=0.9), "holds out 4 of 4 bags"),
@@ -769,6 +781,66 @@ def test_bad_numbers_are_refused(y, message):
 def test_bad_settings_are_refused(model, message):
     with pytest.raises(ValueError, match=message):
         model.fit(even(count=4), [0, 1, 0, 1])
+
+
+@any_model
+def test_numbers_that_are_too_large_are_refused(model):
+    with pytest.raises(ValueError, match=r"too large for one: up to \d.*e\+200"):
+        clone(model).fit(even() * 1e200, target(model, even()))
+    if not hasattr(model, "predict_proba"):
+        with pytest.raises(ValueError, match=r"y must have a variance, .* up to 5e\+300"):
+            clone(model).fit(even(count=2), [1e300, -5e300])
+
+
+@any_model
+@pytest.mark.parametrize(
+    "bags",
+    [np.zeros((6, 2, 3)), even(6, 1, 1), even(6, 2, 3) * 1e-200, even(6, 2, 3).astype(np.float32), even(2, 1, 1)],
+    ids=["nothing in it", "one by one", "tiny", "float32", "two bags"],
+)
+def test_odd_bags_have_an_answer(model, bags):
+    y = np.arange(len(bags)) % 2
+    model = clone(model).set_params(rank=1) if getattr(model, "rank", None) else clone(model)
+    fitted = model.fit(bags, y if hasattr(model, "predict_proba") else y + 0.5)
+    assert np.isfinite(answer(fitted, bags)).all()
+    found = fitted.evidence(bags)
+    assert np.isfinite(found.contribution).all()
+    assert_allclose(found.weight.sum(axis=1), 1)
+
+
+@every_model
+def test_a_bag_of_ten_thousand_beside_one_of_one(model):
+    random = np.random.default_rng(0)
+    bags = [random.normal(size=(size, 3)) for size in (10_000, 1, 7, 2)]
+    model = clone(model).set_params(epochs=3) if hasattr(model, "epochs") else clone(model)
+    fitted = model.fit(bags, [0, 1, 1, 0])
+    found = fitted.evidence(bags, top=3)
+    assert_allclose(found.weight.sum(axis=1) + found.rest, 1)
+    assert (found.index >= 0).sum(axis=1).tolist() == [3, 1, 3, 2]
+    assert_allclose(answer(fitted, bags[:1]), answer(fitted, bags)[:1], rtol=1e-9)
+
+
+def test_columns_without_text_names_are_known_by_place():
+    frame = FRAME.set_axis([0, 1, 2], axis=1)
+    model = BagClassifier(bag=0, **QUICK).fit(frame, ["p", "q"])
+    assert not hasattr(model, "feature_names_in_")
+    assert_array_equal(
+        model.predict_proba(frame), BagClassifier(bag="bag", **QUICK).fit(FRAME, [0, 1]).predict_proba(FRAME)
+    )
+
+
+def test_tensors_are_taken_as_arrays_are():
+    bags = even(count=6)
+    lengths = torch.tensor([5, 1, 2, 3, 4, 5])
+    assert_array_equal(as_bags(torch.from_numpy(bags)).instances, as_bags(bags).instances)
+    assert_array_equal(as_bags(torch.from_numpy(bags), lengths=lengths).sizes, lengths)
+
+
+def test_a_generator_of_random_numbers_is_not_saved():
+    bags, y = even(count=6), [0, 1] * 3
+    for drawn in (np.random.RandomState(0), np.random.default_rng(0)):
+        model = BagClassifier(random_state=drawn, **QUICK).fit(bags, y)
+        assert BagClassifier.from_state(*model.state()).random_state is None
 
 
 def test_flat_models_need_bags_of_one_size():
