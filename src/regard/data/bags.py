@@ -130,13 +130,15 @@ def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # n
     if lengths is not None and np.ndim(X) != 3:
         raise ValueError(f"lengths belong to a padded array [bags, n, d], got {described(X)}")
     if isinstance(X, Bags):
+        if not len(X):
+            raise ValueError("there must be at least one bag, got none")
         return X
     if framed:
         return checked(from_frame(X, by))
     if hasattr(X, "__array__"):  # a tensor too
         X = np.asarray(X)  # noqa: N806
     if lengths is not None or (isinstance(X, np.ndarray) and X.ndim == 3):
-        return checked(from_array(np.asarray(X, dtype=np.float64), lengths))
+        return checked(from_array(real(X, "bags"), lengths))
     if isinstance(X, Sequence) or (isinstance(X, np.ndarray) and X.ndim == 1):
         return checked(from_list(list(X)))
     raise ValueError(f"bags must be {FORMS}; got {described(X)}")
@@ -144,7 +146,7 @@ def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # n
 
 def from_list(bags: Sequence[Any]) -> Bags:
     """A list of [n, d] arrays, copied into one."""
-    arrays = [np.asarray(bag) for bag in bags]
+    arrays = [real(bag, f"bag {place}") for place, bag in enumerate(bags)]
     if not arrays:
         raise ValueError("there must be at least one bag, got an empty list")
     for place, array in enumerate(arrays):
@@ -159,14 +161,7 @@ def from_list(bags: Sequence[Any]) -> Bags:
                 f"all bags must have the same features: bag 0 has {arrays[0].shape[1]}, bag {place} has"
                 f" {array.shape[1]}"
             )
-    starts = starts_of([len(array) for array in arrays])
-    instances = np.empty((starts[-1], arrays[0].shape[1]))
-    for place, array in enumerate(arrays):
-        try:
-            instances[starts[place] : starts[place + 1]] = array
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"the features of bag {place} must be numbers: {error}") from None
-    return Bags(instances, starts)
+    return Bags(np.concatenate(arrays), starts_of([len(array) for array in arrays]))
 
 
 def from_array(array: Array, lengths: Any) -> Bags:
@@ -198,6 +193,9 @@ def from_frame(frame: "DataFrame", by: str | None) -> Bags:
     """A row for each instance; rows of a bag are gathered."""
     if by is None:
         raise ValueError(f"which column of the frame says the bag? Its columns are {listed(map(str, frame.columns))}")
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"the columns of a frame must have names of their own, got {twice[0]!r} more than once")
     ids = column(frame, by)
     if not len(frame):
         raise ValueError("there must be at least one bag, got a frame without rows")
@@ -211,10 +209,19 @@ def from_frame(frame: "DataFrame", by: str | None) -> Bags:
     instances = np.empty((len(frame), len(features)))
     for place, name in enumerate(features):
         instances[:, place] = numbers(frame, name)[order]
-    sizes = np.bincount(code)
-    return Bags(
-        instances, starts_of(sizes), np.asarray(names), tuple(map(str, features)), np.asarray(frame.index)[order]
-    )
+    named = tuple(features) if all(isinstance(name, str) for name in features) else None
+    return Bags(instances, starts_of(np.bincount(code)), np.asarray(names), named, np.asarray(frame.index)[order])
+
+
+def real(values: Any, what: str) -> Array:
+    """An array in floating point."""
+    try:
+        array = np.asarray(values)
+        if np.iscomplexobj(array):
+            raise ValueError("got complex ones")
+        return array.astype(np.float64, copy=False)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the features of {what} must be numbers, [instances, features]: {error}") from None
 
 
 def numbers(frame: "DataFrame", name: str) -> Array:

@@ -5,7 +5,9 @@ or in mini-batches of bags, without padding: a step costs what its instances cos
 learned answers in float64, so that what instances add is the output to the last digits that anyone reads.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,7 +140,7 @@ class BagLearner(OverBags):
         if strata is not None:
             fewest, classes = np.bincount(strata).min(), strata.max() + 1
             strata = strata if fewest >= 2 and size >= classes and count - size >= classes else None
-        kept, held = train_test_split(everyone, test_size=size, random_state=seed, stratify=strata)
+        kept, held = train_test_split(everyone, test_size=size, random_state=seed % 2**32, stratify=strata)
         return np.sort(kept), np.sort(held)
 
     def make_network(self, outputs: int) -> BagModel:
@@ -169,15 +171,16 @@ class BagLearner(OverBags):
             raise ValueError(f"batch_size must be a positive whole number, or None for all bags, got {batch!r}")
         if not whole(self.epochs) or not whole(self.patience):
             raise ValueError(f"epochs and patience must be at least 1, got {self.epochs!r} and {self.patience!r}")
-        if not self.rate() > 0 or not self.weight_decay >= 0:
+        if not number(self.rate()) or not self.rate() > 0 or not number(self.weight_decay) or self.weight_decay < 0:
             raise ValueError(
                 "learning_rate must be positive and weight_decay not negative, got"
                 f" {self.learning_rate!r} and {self.weight_decay!r}"
             )
-        if not 0 <= self.dropout < 1 or not 0 < self.validation_fraction < 1:
+        dropout, held = self.dropout, self.validation_fraction
+        if not number(dropout) or not 0 <= dropout < 1 or not number(held) or not 0 < held < 1:
             raise ValueError(
                 "dropout must be at least 0 and below 1, and validation_fraction between 0 and 1, got"
-                f" {self.dropout!r} and {self.validation_fraction!r}"
+                f" {dropout!r} and {held!r}"
             )
 
     def check_attention(self) -> None:
@@ -223,6 +226,11 @@ class Shuffled:
 
     def __iter__(self) -> Iterator[Batch]:
         return (self.make(self.order[place : place + self.size]) for place in range(0, len(self.order), self.size))
+
+
+def number(value: Any) -> bool:
+    """Whether something is a finite number."""
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def whole(value: Any) -> bool:

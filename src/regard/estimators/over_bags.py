@@ -51,7 +51,11 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self.targets_ = target_names(y) or ["y"]
-        self.scale_ = self.units(bags.instances)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.scale_ = self.units(bags.instances)
+        if not np.isfinite(self.scale_.spread).all():
+            largest = np.abs(bags.instances).max()
+            raise ValueError(f"features must have a standard deviation, and are too large for one: up to {largest:g}")
         return bags, target
 
     def asked(self, X: Any) -> Bags:  # noqa: N803
@@ -179,7 +183,10 @@ class ClassifierOverBags(ClassifierMixin, OverBags):  # type: ignore[misc]
 
     def weights_of_classes(self, place: Array) -> Array:
         """What each class counts for, [classes], given the class of each bag by its place."""
-        return compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[place])
+        weight = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[place])
+        if not (weight >= 0).all() or not 0 < weight[place].sum() < np.inf:
+            raise ValueError(f"class_weight must be at least 0, and not 0 for all, got {self.class_weight!r}")
+        return weight
 
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         config, arrays = super().state()
@@ -216,6 +223,9 @@ class RegressorOverBags(RegressorMixin, OverBags):  # type: ignore[misc]
         if not np.isfinite(target).all():
             place = int(np.argmin(np.isfinite(target)))
             raise ValueError(f"y must hold finite numbers, got {target[place]} for {bags.call(place)}")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(np.square(target).sum()):
+                raise ValueError(f"y must have a variance, and is too large for one: up to {np.abs(target).max():g}")
         return bags, target
 
     def predict(self, X: Any) -> Array:  # noqa: N803

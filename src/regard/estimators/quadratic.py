@@ -190,7 +190,9 @@ class FlatRegressor(FlatModel, RegressorOverBags):
 
 def root_mean_squares(instances: Array, standardise: bool) -> Scale:
     """Units that leave a quadratic form what it is: features are divided, not moved."""
-    size = np.sqrt(np.mean(np.square(instances), axis=0)) if standardise else np.ones(instances.shape[1])
+    if not standardise:
+        return Scale(np.zeros(instances.shape[1]), np.ones(instances.shape[1]))
+    size = np.sqrt(np.mean(np.square(instances), axis=0))
     return Scale(np.zeros(instances.shape[1]), np.where(size > 0, size, 1.0))
 
 

@@ -135,7 +135,7 @@ def dual(bags: Bags, y: Array, alpha: float | None) -> Array:
 
 def best_alpha(value: Array, vector: Array, y: Array) -> float:
     """The ridge with the least leave-one-out error, aᵦ / (K + αI)⁻¹ᵦᵦ for each bag, among 25 of all sizes."""
-    largest = max(float(value[-1]), 1e-300)
+    largest = float(value[-1]) if value[-1] > 1e-200 else 1.0  # where all is 0, any will do
 
     def error(alpha: float) -> float:
         inverse = 1.0 / (value + alpha)
@@ -154,7 +154,7 @@ def pair_of(weight: Array) -> tuple[Array, Array]:
     np.float64(1.0)
     """
     value, vector = np.linalg.eigh(weight)
-    least = APART * max(value[-1], -value[0], 1e-300)
+    least = APART * (max(value[-1], -value[0]) or 1.0)
     positive = math.sqrt(max(value[-1], least)) * vector[:, -1]
     negative = math.sqrt(max(-value[0], least)) * vector[:, 0]
     return positive + negative, positive - negative

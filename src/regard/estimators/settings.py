@@ -16,6 +16,8 @@ def seed_of(random_state: Any) -> int:
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31 - 1))
     if random_state is None or isinstance(random_state, numbers.Integral):
+        if random_state is not None and random_state < 0:
+            raise ValueError(f"random_state must be a whole number of at least 0, got {random_state}")
         return int(random_state or 0)
     return int(check_random_state(random_state).randint(2**31 - 1))
 

@@ -1,0 +1,259 @@
+"""Estimators over bags: their formulas, what order may change, training, scikit-learn's habits, saving.
+
+Scikit-learn's `parametrize_with_checks` feeds tables [n, d], and so does not apply to estimators over bags.
+"""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from bag_cases import FLAT, QUICK, answer, any_model, even, every_model, frame_of, ragged, target
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+import regard
+from regard.data.bags import as_bags
+from regard.estimators.bag_learner import Shuffled
+from regard.estimators.bags import BagClassifier, BagRegressor
+from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
+
+
+@any_model
+def test_all_forms_give_the_same_answer(model):
+    bags = even()
+    y = target(model, bags)
+    names = np.array([f"m{place:02}" for place in range(len(bags))][::-1])
+    frame = frame_of(bags, names)
+    padded = np.concatenate([bags, np.full((len(bags), 3, 3), np.inf)], axis=1)
+    expected = answer(clone(model).fit(bags, y), bags)
+    forms = [list(bags), as_bags(bags), as_bags(padded, lengths=[5] * len(bags)), as_bags(frame, by="molecule"), frame]
+    for form in forms:
+        fitted = clone(model).set_params(bag="molecule").fit(form, y)
+        assert_array_equal(answer(fitted, form), expected)
+    by_name = pd.Series(y, index=names, name="active").sort_index()
+    fitted = clone(model).set_params(bag="molecule").fit(frame, by_name)
+    assert_array_equal(answer(fitted, frame.drop(columns="f1").assign(more="text", f1=frame["f1"])), expected)
+    assert fitted.score(frame, by_name) == clone(model).fit(bags, y).score(bags, y)
+
+
+@every_model
+def test_the_order_of_instances_never_matters(model):
+    bags = even()
+    random = np.random.default_rng(5)
+    turned = [random.permutation(bag) for bag in bags]
+    fitted = clone(model).fit(bags, target(model, bags))
+    assert_allclose(answer(fitted, turned), answer(fitted, bags), rtol=1e-10, atol=1e-12)
+    assert np.std(answer(fitted, bags)) > 1e-3  # else nothing was tested
+
+
+@pytest.mark.parametrize("model", FLAT.values(), ids=FLAT)
+def test_it_does_to_a_flat_model(model):
+    bags = even()
+    fitted = clone(model).fit(bags, target(model, bags))
+    assert np.abs(answer(fitted, bags[:, ::-1]) - answer(fitted, bags)).max() > 0.1
+
+
+def test_softmax_attention_is_the_formula():
+    bags = ragged()
+    model = BagClassifier(**QUICK).fit(bags, target(BagClassifier(), bags))
+    state = {name: tensor.numpy() for name, tensor in model.network_.state_dict().items()}
+    (u,), bias, (v,) = state["read.weight"], state["read.bias"], state["pool.score.weight"]
+    everyone = np.concatenate(bags)
+    for bag, logit, weight in zip(bags, model.decision_function(bags), model.evidence(bags).weight, strict=True):
+        x = (bag - everyone.mean(axis=0)) / everyone.std(axis=0)
+        z = np.exp(x @ v) / np.exp(x @ v).sum()
+        assert_allclose(logit, u @ (x.T @ z) + bias[0], rtol=1e-10)
+        assert_allclose(weight[: len(bag)], np.sort(z)[::-1], rtol=1e-10)
+    assert len(state) == 3  # u, v and the constant: nothing else
+
+
+@pytest.mark.parametrize(
+    ("attention", "score"), [("softmax", {"content", "query"}), ("gated", {"content", "gate", "query"}), ("max", set())]
+)
+def test_attention_has_the_score_of_its_name(attention, score):
+    model = BagClassifier(attention, hidden_size=4, **QUICK).fit(even(), target(BagClassifier(), even()))
+    names = [name.split(".") for name in model.network_.state_dict()]
+    assert {name[2] for name in names if name[0] == "pool"} == score
+
+
+@pytest.mark.parametrize("hidden", [None, 16])
+def test_attention_learns_what_the_mean_cannot(hidden):
+    bags = ragged(count=300, features=5, most=12)
+    y = np.array([bag[:, 0].max() > 1.0 for bag in bags])
+    scores = {
+        name: BagClassifier(name, hidden_size=hidden, learning_rate=0.03, epochs=150)
+        .fit(bags[:200], y[:200])
+        .score(bags[200:], y[200:])
+        for name in ("softmax", "mean")
+    }
+    assert scores["softmax"] > max(0.85, scores["mean"] + 0.05)
+
+
+def test_several_classes():
+    random = np.random.default_rng(0)
+    bags, y = [], []
+    for place in range(90):
+        bag = random.normal(size=(random.integers(2, 7), 4))
+        bag[random.integers(len(bag)), place % 3] += 5
+        bags.append(bag)
+        y.append("abc"[place % 3])
+    model = BagClassifier(hidden_size=16, learning_rate=0.02).fit(bags, y)
+    chance = model.predict_proba(bags)
+    assert model.score(bags, y) > 0.95
+    assert model.decision_function(bags).shape == (90, 3)
+    assert_allclose(chance.sum(axis=1), 1)
+    assert_array_equal(model.predict(bags), np.array(["a", "b", "c"])[chance.argmax(axis=1)])
+    found = model.evidence(bags, top=1)
+    assert found.contribution.shape == (90, 1, 3)
+    spoken = np.array(["a", "b", "c"])[found.speaks_for[:, 0]]
+    assert np.mean(spoken == y) > 0.9
+
+
+def test_two_classes_have_one_logit():
+    bags = ragged()
+    y = np.where(target(BagClassifier(), bags), "yes", "no")
+    model = BagClassifier(**QUICK).fit(bags, y)
+    logit, chance = model.decision_function(bags), model.predict_proba(bags)
+    assert_allclose(chance[:, 1], 1 / (1 + np.exp(-logit)))
+    assert_array_equal(model.predict(bags), np.where(logit > 0, "yes", "no"))
+
+
+def test_class_weight_moves_the_border():
+    bags = ragged(count=80)
+    y = np.array([bag[:, 0].max() + np.random.default_rng(0).normal() > 2 for bag in bags]).astype(int)
+    assert 0.02 < y.mean() < 0.4
+    chance = {
+        name: BagClassifier("mean", class_weight=weight, **QUICK).fit(bags, y).predict_proba(bags)[:, 1].mean()
+        for name, weight in {
+            "none": None,
+            "balanced": "balanced",
+            "even": {0: 3.0, 1: 3.0},
+            "given": {0: 1, 1: 50},
+        }.items()
+    }
+    assert chance["none"] + 0.1 < chance["balanced"] < chance["given"]
+    assert_allclose(chance["even"], chance["none"], rtol=1e-4)
+    few = BagClassifier("mean", class_weight={0: 0.0, 1: 1.0}, batch_size=2, epochs=2, verbose=False).fit(bags, y)
+    assert np.isfinite(few.decision_function(bags)).all()  # batches without weight do no harm
+    with pytest.raises(ValueError, match="class_weight"):
+        BagClassifier(class_weight={"yes": 2}, **QUICK).fit(bags, y)
+
+
+def test_regression_is_in_the_units_of_y():
+    bags = ragged(count=120)
+    y = 1000 + 300 * np.array([bag[:, 0].mean() for bag in bags])
+    model = BagRegressor("mean", weight_decay=0.0, learning_rate=0.05, epochs=300).fit(bags, y)
+    assert model.score(bags, y) > 0.999
+    found = model.evidence(bags)
+    added = found.contribution[..., 0].sum(axis=1)
+    assert_allclose(added + model.network_.read.bias.numpy(), model.predict(bags), rtol=1e-10)
+
+
+def test_flat_models_are_scikit_learns():
+    bags = even()
+    flat = (bags - bags.mean(axis=(0, 1))) / bags.std(axis=(0, 1))
+    flat = flat.reshape(len(bags), -1)
+    label, y = target(FlatClassifier(), bags), target(FlatRegressor(), bags)
+    ours, theirs = FlatClassifier(C=0.3).fit(bags, label), LogisticRegression(C=0.3, max_iter=1000).fit(flat, label)
+    assert_allclose(ours.predict_proba(bags), theirs.predict_proba(flat), rtol=1e-6)
+    assert_allclose(FlatRegressor(alpha=2.0).fit(bags, y).predict(bags), Ridge(alpha=2.0).fit(flat, y).predict(flat))
+    weighted = FlatClassifier(class_weight={False: 1, True: 20}).fit(bags, label)
+    assert weighted.predict_proba(bags)[:, 1].mean() > ours.predict_proba(bags)[:, 1].mean() + 0.05
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 8}, {"early_stopping": True, "validation_fraction": 0.2}])
+def test_a_seed_is_a_result_to_the_bit(settings):
+    bags = ragged()
+    y = target(BagClassifier(), bags)
+    fits = []
+    for seed in (1, 1, 2):
+        torch.rand(3)  # what others draw changes nothing
+        before = torch.random.get_rng_state()
+        fits.append(
+            BagClassifier(hidden_size=7, random_state=seed, **QUICK, **settings).fit(bags, y).decision_function(bags)
+        )
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert_array_equal(fits[0], fits[1])
+    assert np.abs(fits[0] - fits[2]).max() > 1e-3
+
+
+def test_mini_batches_see_every_bag_once_an_epoch():
+    bags = ragged()
+    y = target(BagClassifier(), bags)
+    one, other = (BagClassifier(batch_size=size, **QUICK).fit(bags, y).decision_function(bags) for size in (None, 41))
+    assert_array_equal(one, other)
+    parts = Shuffled(np.random.default_rng(0).permutation(41), 8, list)
+    assert [len(part) for part in parts] == [8, 8, 8, 8, 8, 1]
+    assert len(parts) == 6
+    assert sorted(place for part in parts for place in part) == list(range(41))
+    few = BagClassifier(batch_size=8, **QUICK).fit(bags, y)
+    assert few.score(bags, y) > 0.8
+    assert np.abs(few.decision_function(bags) - one).max() > 1e-3
+
+
+def test_early_stopping_keeps_the_best_epoch():
+    bags = ragged(count=60, features=20)
+    y = np.random.default_rng(0).permutation(60) % 2  # nothing to learn but by heart
+    model = BagClassifier(
+        hidden_size=32, early_stopping=True, validation_fraction=0.3, patience=5, epochs=200, learning_rate=0.02
+    )
+    history = model.fit(bags, y).history_
+    assert len(history.validation) == history.best_epoch + 6 < 200
+    assert history.validation[history.best_epoch] == min(history.validation)
+    assert min(history.validation) > 0.5  # what is held out cannot be learned by heart
+    assert not BagClassifier(**QUICK).fit(bags, y).history_.validation
+
+
+@pytest.mark.parametrize("form", [list, np.asarray, as_bags], ids=["list", "array", "Bags"])
+def test_cross_validation_over_bags(form):
+    bags = form(even(count=60))
+    y = np.where(target(BagClassifier(), bags), "yes", "no")
+    scores = cross_val_score(BagClassifier(hidden_size=8, **QUICK), bags, y, cv=3)
+    assert scores.shape == (3,)
+    assert scores.mean() > 0.7
+    search = GridSearchCV(QuadraticRegressor(), {"alpha": [1e-3, 1e5]}, cv=3)
+    assert search.fit(bags, target(BagRegressor(), bags)).best_params_ == {"alpha": 1e-3}
+
+
+@any_model
+def test_settings_are_kept_as_given(model):
+    twin = clone(model)
+    assert twin.get_params() == model.get_params()
+    with pytest.raises(NotFittedError):
+        twin.predict(even())
+    settings = twin.get_params()
+    twin.fit(even(), target(model, even()))
+    assert twin.get_params() == settings
+
+
+@any_model
+def test_a_saved_model_is_the_model(model, tmp_path):
+    bags = even()
+    y = target(model, bags)
+    y = np.where(y, "yes", "no") if y.dtype == bool else y
+    frame = frame_of(bags, range(41))
+    fitted = clone(model).set_params(bag="molecule").fit(frame, y)
+    folder = fitted.save(tmp_path / "model")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    again = regard.load(folder)
+    assert type(again) is type(model)
+    assert again.get_params() == fitted.get_params()
+    assert_array_equal(again.predict(frame), fitted.predict(frame))
+    assert_array_equal(answer(again, frame), answer(fitted, frame))
+    assert_array_equal(again.evidence(frame).weight, fitted.evidence(frame).weight)
+    assert again.feature_names_in_.tolist() == ["f0", "f1", "f2"]
+
+
+def test_weights_by_class_are_saved(tmp_path):
+    bags = even()
+    y = target(BagClassifier(), bags).astype(int)
+    model = BagClassifier(class_weight={0: 1.0, 1: 2.5}, **QUICK).fit(bags, y)
+    config, arrays = model.state()
+    again = BagClassifier.from_state(json.loads(json.dumps(config)), arrays)
+    assert again.class_weight == {0: 1.0, 1: 2.5}
+    assert again.classes_.tolist() == [0, 1]
