@@ -1,10 +1,12 @@
 """Folders in Hugging Face's layout, against `transformers` itself: outputs, attention maps, steps with a cache."""
 
+import re
 import shutil
 from importlib import resources
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from theirs import ROOM, WORDS, altered, bert, gpt2, llama, reweighed, saved, transformers
 from torch.testing import assert_close
@@ -197,3 +199,22 @@ def test_a_trained_sentence_encoder(minilm):
     like, unlike = torch.stack([near[0, 1], near[2, 3]]), near[:2, 2:]
     assert like.min() > 0.5
     assert unlike.max() < 0.2
+
+
+def test_the_code_in_the_documents_runs(tmp_path, monkeypatch, capsys):
+    page = Path(__file__).parents[1] / "docs" / "pretrained.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    saved(gpt2(vocab_size=300, n_positions=64), "gpt2")
+    saved(bert(vocab_size=300), "all-MiniLM-L6-v2")
+    words = tokenizers.ByteLevelBPETokenizer()
+    words.train_from_iterator(blocks, vocab_size=300, show_progress=False)
+    for folder in ("gpt2", "all-MiniLM-L6-v2"):
+        words.save(f"{folder}/tokenizer.json")
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), {})
+    said = capsys.readouterr().out
+    assert said.startswith("Once upon a time")
+    assert "torch.Size([1, 5, " in said
+    assert said.rstrip().endswith("])")

@@ -1,7 +1,6 @@
 """Small random models of `transformers`, saved as it saves them, and altered. Nothing is fetched."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 transformers = pytest.importorskip("transformers", reason="transformers is what we compare with")
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
