@@ -1,7 +1,11 @@
-"""What all tests share: one seed."""
+"""What all tests share: one seed, and no network."""
+
+import os
 
 import pytest
 import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when Hugging Face's packages are imported: nothing is ever fetched
 
 
 @pytest.fixture(autouse=True)

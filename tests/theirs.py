@@ -1,0 +1,79 @@
+"""Small random models of `transformers`, saved as it saves them, and altered. Nothing is fetched."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+transformers = pytest.importorskip("transformers", reason="transformers is what we compare with")
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+WORDS, ROOM = 37, 19
+GPT2 = {"vocab_size": WORDS, "n_positions": ROOM, "n_embd": 30, "n_head": 5, "n_layer": 3, "n_inner": 53}
+BERT = {
+    "vocab_size": WORDS,
+    "max_position_embeddings": ROOM,
+    "hidden_size": 30,
+    "num_attention_heads": 5,
+    "num_hidden_layers": 3,
+    "intermediate_size": 53,
+    "type_vocab_size": 3,
+}
+LLAMA = {
+    "vocab_size": WORDS,
+    "max_position_embeddings": ROOM,
+    "hidden_size": 42,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "num_hidden_layers": 3,
+    "intermediate_size": 53,
+}
+NONE = {"bos_token_id": None, "eos_token_id": None}
+
+
+def shaken(kind, config):
+    """A model of theirs whose weights are all random, norms and biases too, so that no swap can hide."""
+    model = kind(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            around = 1.0 if re.search(r"(norm|LayerNorm|ln_\w)\.weight$", name) else 0.0
+            weight.normal_(around, 0.3)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def gpt2(kind="GPT2LMHeadModel", **changes):
+    return shaken(getattr(transformers, kind), transformers.GPT2Config(**GPT2 | NONE | changes))
+
+
+def bert(kind="BertModel", **changes):
+    return shaken(getattr(transformers, kind), transformers.BertConfig(**BERT | changes))
+
+
+def llama(kind="LlamaForCausalLM", **changes):
+    return shaken(getattr(transformers, kind), transformers.LlamaConfig(**LLAMA | NONE | changes))
+
+
+def saved(model, folder, **how):
+    model.save_pretrained(folder, **how)
+    return folder
+
+
+def altered(folder, **settings):
+    """The same folder with other settings; None takes one out."""
+    path = Path(folder) / "config.json"
+    values = json.loads(path.read_text()) | settings
+    path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+    return folder
+
+
+def reweighed(folder, change):
+    """The same folder with its weights changed."""
+    path = Path(folder) / "model.safetensors"
+    save_file(change(load_file(path)), path)
+    return folder
