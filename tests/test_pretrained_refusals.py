@@ -33,7 +33,7 @@ WRONG_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "settings", "message"), WRONG_SETTINGS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("make", "settings", "message"), WRONG_SETTINGS, ids=range(len(WRONG_SETTINGS)))
 def test_settings_that_are_wrong_or_not_supported(make, settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load(altered(saved(make(), tmp_path), **settings))
