@@ -72,7 +72,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         steps: int = 2000,
         batch_size: int = 16,
         accumulate: int = 1,
-        learning_rate: float = 1e-3,
+        learning_rate: float = 2e-3,
         warm: int = 100,
         weight_decay: float = 0.1,
         clip: float = 1.0,
