@@ -26,8 +26,9 @@ from regard.engines.loops import EXACT
 from regard.engines.pair_bounds import bound, from_nearest, within
 from regard.engines.points import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
 
-NARROW = 8.0
-"""How many bandwidths wide a block of queries may be for coordinates of one word."""
+NARROW = 9.4
+"""How many bandwidths wide a block of queries may be for coordinates of one word: scaled and about their centre,
+those of a Gaussian are then below 4, where the next float32 is 2.4e-7 away."""
 CLOSE = 11.5
 """Distances in bandwidths up to which a Gaussian is above 2^-100."""
 RUN = 32
