@@ -1,12 +1,14 @@
 """`regard fit --kind writer`, `write`, `evidence` and `info`, as they are typed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import regard
@@ -119,3 +121,25 @@ def test_verbs_of_other_models():
     run("fit", "t.csv", "--target", "y", "--out", "table")
     assert "only a Writer writes" in refused("write", "table", "--prompt", "a")
     assert "give a prompt" in refused("write", "model", "--prompt", "")
+
+
+def test_two_processes_train_one_model():
+    run("fit", "book.txt", "--kind", "writer", "--out", "alone", *SMALL, "--set=dropout=0")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        "-m",
+        "regard.cli",
+    ]
+    command += ["fit", "book.txt", "--kind", "writer", "--out", "both", *SMALL, "--set=dropout=0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone, both = regard.load("alone"), regard.load("both")
+    for one, two in zip(alone.model_.parameters(), both.model_.parameters(), strict=True):
+        assert_close(one, two, atol=1e-4, rtol=1e-3)
+    assert not Path("both.run").exists()

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from regard import saving
 from regard.cli import bags, rows, writer
+from regard.cli.settings import leads
 from regard.data import tables
 
 try:
@@ -146,6 +147,8 @@ def fit(
     if target is None and form is not writer:
         raise ValueError("--target says the column to predict, and is missing")
     model, more, said = form.learn(table, ctx.params)
+    if not leads():
+        return
     config, *rest = model.state()
     saving.write(out, {**config, **more}, *rest)
     for line in [*said[:-1], f"{said[-1]} → {out}"]:

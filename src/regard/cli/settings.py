@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,6 +27,11 @@ def settings_in(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
             )
         settings[name] = typed(value.strip())
     return settings
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes, of those that `torchrun` started together."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def typed(text: str) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
-from regard.cli.settings import settings_in
+from regard.cli.settings import leads, settings_in
 from regard.data.text import read_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     run = out.with_name(f"{out.name}.run")
     writer = Writer(**settings_in(Writer, given))
     writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
-    shutil.rmtree(run)
+    if leads():
+        shutil.rmtree(run)
     loss = writer.history_.validation[writer.history_.best_epoch]
     tokens = writer.tokenizer_.get_vocab_size()
     return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
