@@ -1,6 +1,7 @@
 """A run goes on as if it had never stopped; several processes train what one does."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -115,7 +116,7 @@ def test_a_killed_run_leaves_the_last_whole_checkpoint(tmp_path):
 
 def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2))
-    with pytest.raises(FileExistsError, match="stopped after 4 steps: pass resume=True"):
+    with pytest.raises(FileExistsError, match="stopped after 4 steps: go on with it by resume=True"):
         run(Checkpoint(tmp_path / "run"))
     run(Checkpoint(tmp_path / "run", resume=True))
     run(Checkpoint(tmp_path / "run"))
@@ -148,6 +149,80 @@ def test_what_cannot_go_on_says_why(tmp_path):
         run(Checkpoint(tmp_path / "mine"))
     with pytest.raises(ValueError, match="every=0"):
         Checkpoint(tmp_path, every=0)
+
+
+def test_the_best_state_before_the_stop_is_the_best_after_it(tmp_path):
+    """The first epoch is the best, and the run is stopped in the third."""
+
+    def trained(checkpoint=None, stop=None):
+        model = nn.Linear(1, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        calls = []
+
+        def loss(batch):
+            calls.append(1)
+            if len(calls) == stop:
+                raise StoppedError
+            return (model(batch) - 1).square().mean()
+
+        def validate():
+            return 1.0 + model.bias.item() if model.bias.item() < 0.45 else math.inf
+
+        return model, train(
+            model,
+            lambda epoch: [torch.ones(2, 1)] * 2,
+            loss,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            epochs=4,
+            validate=validate,
+            checkpoint=checkpoint,
+        )
+
+    whole, history = trained()
+    assert history.best_epoch == 0
+    assert math.inf in history.validation
+    with pytest.raises(StoppedError):
+        trained(Checkpoint(tmp_path / "run", every=1), stop=6)
+    again, resumed = trained(Checkpoint(tmp_path / "run", every=1, resume=True))
+    same(whole, again)
+    assert resumed == history
+
+
+def test_a_gradient_that_is_no_number_is_not_written_down(tmp_path):
+    model = nn.Linear(1, 1)
+    root = nn.Parameter(torch.zeros(1))
+
+    def loss(batch):
+        return model(batch).mean() + root.sqrt().sum() * 0  # 0, with a slope of NaN
+
+    with pytest.raises(FloatingPointError, match="the gradient became nan in epoch 0, batch 0"):
+        train(
+            model,
+            lambda epoch: [torch.ones(1, 1)],
+            loss,
+            optimizer=torch.optim.SGD([*model.parameters(), root], lr=0.1),
+            epochs=1,
+            checkpoint=Checkpoint(tmp_path / "run", every=1),
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint": None},
+        {"checkpoint": {"steps": 1}},
+        {"about": [1]},
+        {"about": None},
+    ],
+)
+def test_a_broken_or_foreign_run_is_a_clear_error(tmp_path, change):
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2))
+    path = tmp_path / "run" / saving.CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=r"broken, or of another version|holds a model, not a run|a run with"):
+        run(Checkpoint(tmp_path / "run", resume=True))
 
 
 def test_accumulated_batches_are_one_large_batch():
@@ -200,7 +275,7 @@ def test_two_processes_train_what_one_does(tmp_path):
         assert torch.equal(first[name], second[name])
         assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
     kept = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]
-    assert_close(tuple(kept["validations"]), history.validation, rtol=1e-5, atol=1e-6)
+    assert_close(tuple(map(float, kept["validations"])), history.validation, rtol=1e-5, atol=1e-6)
 
 
 def test_a_team_shares_every_row_once():

@@ -98,3 +98,20 @@ def test_what_is_broken_says_so(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="cannot be read"):
         load(folder)
+
+
+def test_a_folder_of_another_library_is_not_overwritten(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(FileExistsError, match="not empty and holds no model of regard"):
+        saving.write(tmp_path, {}, {})
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("texts", ["[1]", "null", '{"tokenizer": 3}', '{"tokenizer": "../secret.json"}'])
+def test_texts_that_are_no_names_are_refused(tmp_path, texts):
+    saving.write(tmp_path / "model", {}, {}, {"tokenizer": "{}"})
+    path = tmp_path / "model" / "config.json"
+    path.write_text(path.read_text().replace('{\n    "tokenizer": "tokenizer.json"\n  }', texts))
+    with pytest.raises(ValueError, match=r"for its (texts|tokenizer)"):
+        saving.read(tmp_path / "model")

@@ -112,6 +112,7 @@ def test_cached_keys_are_seen_too():
         for t in range(LENGTH):
             model(x[:, t : t + 1], cache=cache)
     whole = model.look(x)[0]
+    assert len(seen["blocks.0.attention"]) == LENGTH
     for t, found in enumerate(seen["blocks.0.attention"]):
         assert_close(found, whole[:, :, t : t + 1, : t + 1])
 

@@ -165,7 +165,7 @@ Writer(**{settings!r}).fit({str(tmp_path / "text.txt")!r}, checkpoint={str(tmp_p
     process.wait()
     steps = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]["steps"]
     assert 0 < steps < 40
-    with pytest.raises(FileExistsError, match="pass resume=True"):
+    with pytest.raises(FileExistsError, match="go on with it by resume=True"):
         Writer(**settings).fit(tmp_path / "text.txt", checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="a run with size=32, now it is 64"):
         Writer(**settings | {"size": 64}).fit(tmp_path / "text.txt", checkpoint=tmp_path / "run", resume=True)
@@ -174,6 +174,83 @@ Writer(**{settings!r}).fit({str(tmp_path / "text.txt")!r}, checkpoint={str(tmp_p
     for one, two in zip(again.model_.parameters(), whole.model_.parameters(), strict=True):
         assert torch.equal(one, two)
     assert again.history_ == whole.history_
+
+
+def test_another_text_of_the_same_length_does_not_go_on(tmp_path, monkeypatch):
+    from regard.models.language import LanguageModel
+
+    loss, calls = LanguageModel.loss, []
+
+    def broken(model, batch):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return loss(model, batch)
+
+    monkeypatch.setattr(LanguageModel, "loss", broken)
+    settings = SMALL | {"steps": 12, "validate_every": 5}
+    with pytest.raises(KeyboardInterrupt):
+        Writer(**settings).fit(LINE * 20, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="holds a run with text="):
+        Writer(**settings).fit(LINE[::-1] * 20, checkpoint=tmp_path / "run", resume=True)
+    calls.clear()
+    monkeypatch.setattr(LanguageModel, "loss", lambda model, batch: (calls.append(1), loss(model, batch))[1])
+    found = Writer(**settings).fit(LINE * 20, checkpoint=tmp_path / "run", resume=True)
+    assert len(calls) == 7  # steps 6 to 12
+    assert len(found.history_.validation) == 3
+
+
+def test_a_stream_leaves_the_callers_mode_alone(writer):
+    first, second = writer.stream("the", 5), writer.stream("the", 5)
+    next(first), next(second)
+    assert not torch.is_inference_mode_enabled()
+    assert len(list(first)) == len(list(second)) == 4
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_fit_that_fails_leaves_the_model_as_it_was():
+    model = Writer(steps=4, **SMALL).fit(LINE * 20)
+    before = model.write("the", 9, seed=0)
+    with pytest.raises(ValueError, match="too short"):
+        model.fit("xyz")
+    assert model.write("the", 9, seed=0) == before
+
+
+def test_the_held_out_part_is_not_learned():
+    """Of a text whose last tenth is of other letters, those are never seen in training."""
+    seen = []
+
+    class Spy(Writer):
+        def make_model(self, tokenizer):
+            model = super().make_model(tokenizer)
+            loss = model.loss
+            model.loss = lambda batch: (seen.append(batch) if model.training else None, loss(batch))[1]
+            return model
+
+    model = Spy(steps=9, **SMALL).fit("ab" * 450 + "cd" * 50)
+    letters = set("".join(model.tokenizer_.decode(row.tolist()) for batch in seen for row in batch))
+    assert letters == {"a", "b"}
+
+
+def test_settings_reach_the_training(monkeypatch):
+    from regard.estimators import writer as module
+
+    given = {}
+
+    def watched(model, batches, loss, **settings):
+        given.update(settings, model=model)
+        return train(model, batches, loss, **settings)
+
+    train = module.train
+    monkeypatch.setattr(module, "train", watched)
+    settings = {"clip": 0.3, "accumulate": 2, "patience": 3, "warm": 4, "weight_decay": 0.2, "dropout": 0.25}
+    Writer(steps=9, validate_every=4, learning_rate=0.01, **SMALL | settings).fit(LINE * 20)
+    assert (given["clip"], given["accumulate"], given["patience"], given["epochs"]) == (0.3, 2, 3, 3)
+    assert given["model"].decoder.blocks[0].dropout.dropout == 0.25
+    matrices, gains = given["optimizer"].param_groups
+    assert (matrices["weight_decay"], gains["weight_decay"], matrices["betas"]) == (0.2, 0.0, (0.9, 0.99))
+    assert all(parameter.ndim > 1 for parameter in matrices["params"])
+    assert [given["schedule"].lr_lambdas[0](step) for step in (0, 3)] == [0.25, 1.0]
 
 
 def test_windows_are_of_the_text_and_depend_on_the_epoch():
@@ -194,9 +271,15 @@ def test_windows_are_of_the_text_and_depend_on_the_epoch():
         ({"context": 100_000}, "the text is too short"),
         ({"tokens": "words"}, "tokens must be characters or pieces, got 'words'"),
         ({"steps": 0}, "steps must be a positive whole number, got 0"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1"),
         ({"tokens": "pieces", "vocabulary": 100}, "vocabulary must be at least 256"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive"),
+        ({"learning_rate": -1.0}, "learning_rate must be a number above 0"),
+        ({"learning_rate": "abc"}, "learning_rate must be a number above 0 and below inf, got 'abc'"),
+        ({"clip": "x"}, "clip must be a number above 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be a number of at least 0, got -1.0"),
+        ({"warm": "x"}, "warm must be a number of at least 0"),
+        ({"patience": 0}, "patience must be a positive whole number, got 0"),
+        ({"vocabulary": "many"}, "vocabulary must be a positive whole number"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -229,5 +312,10 @@ def test_what_cannot_be_read_or_written_says_why(writer, tmp_path):
         Writer(**SMALL | {"random_state": None}).fit(LINE * 20, checkpoint=tmp_path / "run")
     with pytest.raises(TypeError, match="a path or a text, got bytes"):
         Writer(**SMALL).fit(b"text")
-    # What it has not seen is unknown, not an error.
+    with pytest.raises(ValueError, match="the text is empty"):
+        writer.perplexity("")
+    # A text of one line is no path, however long, and what it has not seen is unknown, not an error.
+    assert writer.perplexity("the cat sat on the mat. " * 20) > 1
+    assert writer.perplexity("see notes.txt") > 1
     assert writer.write("ẞ the", 5, seed=0).startswith("ẞ the")
+    assert "�" not in writer.write("the", 200, temperature=50.0, seed=0)

@@ -30,8 +30,19 @@ def check_place(folder: str | Path) -> None:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; a model is a folder")
-    if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG).exists():
-        raise FileExistsError(f"{folder} is not empty and holds no model: choose another folder")
+    if folder.exists() and any(folder.iterdir()) and not holds_model(folder):
+        raise FileExistsError(f"{folder} is not empty and holds no model of regard: choose another folder")
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has a config of ours, or what is left of one."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(config, dict) or {"format", "arrays"} <= set(config)
 
 
 def write(
@@ -133,7 +144,7 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise FileNotFoundError(f"{folder} is no model folder: {what}")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
@@ -145,8 +156,11 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = load_file(folder / name)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / name} cannot be read: {error}") from None
-    for text, file in config.pop("texts", {}).items():
-        if not TEXT.fullmatch(file):
+    named = config.pop("texts", {})
+    if not isinstance(named, dict):
+        raise ValueError(f"{folder / CONFIG} names {named!r} for its texts; it must be a name for each")
+    for text, file in named.items():
+        if not isinstance(file, str) or not TEXT.fullmatch(file):
             raise ValueError(f"{folder / CONFIG} names {file!r} for its {text}; it must be a .json beside it")
         try:
             config[text] = (folder / file).read_text(encoding="utf-8")

@@ -151,6 +151,7 @@ def fit(
         return
     config, *rest = model.state()
     saving.write(out, {**config, **more}, *rest)
+    form.written(out)
     for line in [*said[:-1], f"{said[-1]} → {out}"]:
         say(line, quiet)
 

@@ -47,6 +47,10 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     return model, {"table": as_json(known(model, fill))}, [*said, f"{type(model).__name__} on {whole}"]
 
 
+def written(out: Path) -> None:
+    """The model is in its folder: there is nothing to tidy up."""
+
+
 def picture(found: Any, place: int) -> Any:
     """The evidence of one bag."""
     return drawn(lambda: found.plot(query=place))

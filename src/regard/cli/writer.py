@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
-from regard.cli.settings import leads, settings_in
+from regard.cli.settings import settings_in
 from regard.data.text import read_text
 
 if TYPE_CHECKING:
@@ -22,15 +22,21 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     """
     from regard.estimators import Writer
 
-    out = Path(given["out"])
-    run = out.with_name(f"{out.name}.run")
     writer = Writer(**settings_in(Writer, given))
-    writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
-    if leads():
-        shutil.rmtree(run)
+    writer.fit(Path(path), checkpoint=run_of(given["out"]), resume=given["resume"], board=given["board"])
     loss = writer.history_.validation[writer.history_.best_epoch]
     tokens = writer.tokenizer_.get_vocab_size()
     return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
+
+
+def run_of(out: Path) -> Path:
+    """Where the run is kept while it lasts."""
+    return out.with_name(f"{out.name}.run")
+
+
+def written(out: Path) -> None:
+    """The model is in its folder: the run is no longer needed."""
+    shutil.rmtree(run_of(out), ignore_errors=True)
 
 
 def takes(model: Any) -> bool:
@@ -72,4 +78,4 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
         "parameters": f"{count:,}",
     }
     told |= {name: settings[name] for name in ("context", "blocks", "heads", "size")}
-    return told | {"held-out loss": f"{min(model.history_.validation):.3f} a token"}
+    return told | {"held-out loss": f"{min(model.history_.validation, default=float('nan')):.3f} a token"}

@@ -89,6 +89,14 @@ def pieces(texts: Iterable[str], vocabulary: int, special: tuple[str, ...] = (),
     return tokenizer  # type: ignore[no-any-return]
 
 
+def restored(saved: str) -> "Tokenizer":
+    """The tokenizer that was saved as this text."""
+    try:
+        return tokenizers().Tokenizer.from_str(saved)  # type: ignore[no-any-return]
+    except Exception as error:  # the package has no error of its own
+        raise ValueError(f"the tokenizer is broken: {error}") from None
+
+
 def encoded(tokenizer: "Tokenizer", text: str) -> list[int]:
     """The tokens of a long text, some lines at a time."""
     return [token for part in tokenizer.encode_batch(list(parts(text))) for token in part.ids]

@@ -49,7 +49,7 @@ def load(folder: str | Path) -> Any:
 
 def restored(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
     """The model that was read from a folder."""
-    if config.get("estimator") not in SAVED:
+    if not isinstance(config.get("estimator"), str) or config["estimator"] not in SAVED:
         raise ValueError(f"{folder} holds a model of unknown kind, {config.get('estimator')!r}")
     try:
         return SAVED[config["estimator"]].from_state(config, arrays)

@@ -6,6 +6,7 @@ of `context` + 1 tokens, drawn at random; the last part of it is held out, and t
 
 import math
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from regard.data import text as texts
-from regard.decoding import sample
+from regard.decoding import forbid, sample
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.text_evidence import TextEvidence, looked_at
 from regard.layers.watch import watch
@@ -121,19 +122,24 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         self.check_settings()
         content = text_of(text)
         seed = seed_of(self.random_state)
-        self.tokenizer_ = self.make_tokenizer(content)
-        ids = torch.tensor(texts.encoded(self.tokenizer_, content))
+        tokenizer = self.make_tokenizer(content)
+        ids = torch.tensor(texts.encoded(tokenizer, content))
         held = max(1, round(self.validation_fraction * len(ids)))
         learned, validated = ids[:-held], ids[-held:]
         self.check_length(len(learned), len(validated))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.make_model()
+            model = self.make_model(tokenizer)
             every = min(self.validate_every, self.steps)
             optimizer = self.make_optimizer(model)
-            self.history_ = train(
+
+            def windows(epoch: int) -> Windows:
+                steps = min(every, self.steps - epoch * every)
+                return Windows(learned, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
+
+            history = train(
                 model,
-                lambda epoch: Windows(learned, self.context, self.batch_size, every * self.accumulate, (seed, epoch)),
+                windows,
                 model.loss,
                 optimizer=optimizer,
                 schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
@@ -150,6 +156,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
                 describe="learning to write",
                 progress=self.verbose,
             )
+        self.tokenizer_, self.history_ = tokenizer, history
         self.model_ = model.eval().requires_grad_(False)
         return self
 
@@ -188,20 +195,22 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         return self.written(ids, length, settings)
 
+    @torch.inference_mode()
     def written(self, ids: list[int], length: int, settings: dict[str, Any]) -> Iterator[str]:
         """The text of new tokens. Where the context is full, its later half is read again."""
         decode = texts.tokenizers().decoders.DecodeStream(skip_special_tokens=False)
+        unknown = self.tokenizer_.token_to_id(texts.UNKNOWN)
+        step = self.model_.step if unknown is None else forbid(self.model_.step, [unknown])
         while length:
             ids = ids[-self.context :] if len(ids) < self.context else ids[-max(1, self.context // 2) :]
             now = min(length, self.context + 1 - len(ids))
-            with torch.inference_mode():
-                before = torch.tensor([ids])
-                cache = self.model_.begin(before[:, :-1], room=len(ids) + now)
-                for token in sample(self.model_.step, cache, before[:, -1], length=now, **settings):
-                    ids.append(int(token))
-                    piece = decode.step(self.tokenizer_, ids[-1])
-                    if piece:
-                        yield piece
+            before = torch.tensor([ids])
+            cache = self.model_.begin(before[:, :-1], room=len(ids) + now)
+            for token in sample(step, cache, before[:, -1], length=now, **settings):
+                ids.append(int(token))
+                piece = decode.step(self.tokenizer_, ids[-1])
+                if piece:
+                    yield piece
             length -= now
 
     def perplexity(self, text: str | Path) -> float:
@@ -247,9 +256,9 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
         """The model that was saved."""
         writer = cls(**config["settings"])
-        writer.tokenizer_ = texts.tokenizers().Tokenizer.from_str(config["tokenizer"])
+        writer.tokenizer_ = texts.restored(config["tokenizer"])
         writer.history_ = History((), tuple(config["history"]), 0)
-        model = writer.make_model()
+        model = writer.make_model(writer.tokenizer_)
         model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
         writer.model_ = model.eval().requires_grad_(False)
         return writer
@@ -262,10 +271,17 @@ class Writer(BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise ValueError(f"{name} must be a positive whole number, got {value!r}")
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate!r}")
+        ranges = {"validation_fraction": (0, 1), "learning_rate": (0, math.inf), "clip": (0, math.inf)}
+        for name, (low, high) in ranges.items():
+            if not is_number(getattr(self, name)) or not low < getattr(self, name) < high:
+                raise ValueError(f"{name} must be a number above {low} and below {high}, got {getattr(self, name)!r}")
+        for name in ("weight_decay", "dropout", "warm"):
+            if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)!r}")
+        for name in ("vocabulary", "patience"):
+            value = getattr(self, name)
+            if not (name == "patience" and value is None) and (not is_number(value) or value < 1 or value % 1):
+                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
 
     def check_length(self, learned: int, validated: int) -> None:
         """There must be a window to learn from, and something to be held out."""
@@ -282,10 +298,10 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         part = content[: max(1, round((1 - self.validation_fraction) * len(content)))]
         return texts.pieces(texts.parts(part), self.vocabulary)
 
-    def make_model(self) -> LanguageModel:
-        """A model of the settings, with new weights."""
+    def make_model(self, tokenizer: Any) -> LanguageModel:
+        """A model of the settings for these tokens, with new weights."""
         return language_model(
-            self.tokenizer_.get_vocab_size(),
+            tokenizer.get_vocab_size(),
             context=self.context,
             blocks=self.blocks,
             heads=self.heads,
@@ -310,7 +326,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
             return None
         if self.random_state is None:
             raise ValueError("a run with a checkpoint needs a seed, so that it can go on: set random_state")
-        about = {**saved_settings(self), "seed": seed, "characters": len(content)}
+        about = {**saved_settings(self), "seed": seed, "text": sha256(content.encode()).hexdigest()}
         del about["verbose"]
         return Checkpoint(folder, every=every, resume=resume, about=about)
 
@@ -349,14 +365,26 @@ def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
     return total / (len(ids) - 1)
 
 
+def is_number(value: Any) -> bool:
+    """Whether something is a number, and not true or false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def text_of(text: str | Path) -> str:
-    """The content of a file, or a text as it is."""
+    """The content of a file, or a text as it is: what has no blanks and ends in .txt is a file, there or not."""
     if isinstance(text, Path):
         return texts.read_text(text)
     if not isinstance(text, str):
         raise TypeError(f"text must be a path or a text, got {type(text).__name__}")
-    if "\n" not in text and len(text) < 1000 and (Path(text).exists() or Path(text).suffix == ".txt"):
-        return texts.read_text(text)
     if not text.strip():
         raise ValueError("the text is empty")
-    return text
+    named = text.endswith(".txt") and not any(mark.isspace() for mark in text)
+    return texts.read_text(text) if named or is_file(text) else text
+
+
+def is_file(text: str) -> bool:
+    """Whether a text is the path of a file; most are no path at all."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False

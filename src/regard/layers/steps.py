@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules import module
 
 from regard.layers.cache import BlockCache, KeyValues
 from regard.layers.feed_forward import FeedForward
@@ -101,14 +102,19 @@ def is_usual(block: Any) -> bool:
     attention = getattr(block, "attention", None)
     return (
         type(block) is Block
-        and not block.training
         and block.residual in (pre_norm, post_norm)
         and type(block.feed_forward) is FeedForward
         and type(attention) is MultiHeadAttention
         and attention.packed
         and attention.attend.score is scaled_dot
         and (attention.positions is None or attention.positions.bias(None) is None)
+        and all(type(linear) is nn.Linear for linear in linears(block))
     )
+
+
+def linears(block: Any) -> tuple[nn.Module, ...]:
+    """The linear maps that are taken apart: what is put in their place, as adapters are, must be called."""
+    return block.attention.input, block.attention.output, block.feed_forward.input, block.feed_forward.output
 
 
 class Steps:
@@ -117,9 +123,10 @@ class Steps:
     def __init__(self, blocks: Iterable[nn.Module], rows: int) -> None:
         blocks = list(blocks)
         self.blocks = [QuickBlock(block, rows) for block in blocks] if all(map(is_usual, blocks)) else []
-        parts = [part for block in blocks for part in block.modules()]
-        self.hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self.parts = [part for block in blocks for part in block.modules()]
+        self.hooks = [hooks for part in self.parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self.hooks += [module._global_forward_hooks, module._global_forward_pre_hooks]
 
     def can(self) -> bool:
-        """Whether they will do, and nobody listens to a part of the blocks."""
-        return bool(self.blocks) and not any(self.hooks)
+        """Whether they will do: nobody listens to a part of the blocks, and none of them is in training."""
+        return bool(self.blocks) and not any(self.hooks) and not any(part.training for part in self.parts)

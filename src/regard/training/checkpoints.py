@@ -37,6 +37,10 @@ class Checkpoint:
             raise ValueError(f"a checkpoint must be written every 1 step or more, got every={self.every}")
 
 
+NUMBERS = ("losses", "epoch_losses", "validations")
+"""What a run has come to, step by step and epoch by epoch."""
+
+
 @dataclass
 class Progressed:
     """How far a run has come."""
@@ -50,6 +54,21 @@ class Progressed:
     best_epoch: int = 0
     best: dict[str, Tensor] | None = None
     finished: bool = False
+
+    def saved(self) -> dict[str, Any]:
+        """All but the best state, as JSON can hold it: numbers that are not finite are words."""
+        numbers = {name: list(map(repr, getattr(self, name))) for name in NUMBERS}
+        return {name: value for name, value in vars(self).items() if name != "best"} | numbers
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> "Progressed":
+        """What `saved` was taken of."""
+        numbers = {name: list(map(float, saved[name])) for name in NUMBERS}
+        at = cls(**{**saved, **numbers})
+        whole = (at.epoch, at.batches, at.steps, at.best_epoch)
+        if not all(isinstance(number, int) and number >= 0 for number in whole) or at.best_epoch > at.epoch:
+            raise ValueError(f"its epoch, batches, steps and best epoch are {whole}")
+        return at
 
 
 def keep(
@@ -66,7 +85,7 @@ def keep(
             where[f"optimizer.{number}.{name}"] = value
     arrays["random"] = torch.get_rng_state()
     config = {
-        "checkpoint": {name: value for name, value in vars(at).items() if name != "best"},
+        "checkpoint": at.saved(),
         "about": settings(checkpoint),
         "optimizer": {"groups": plain(state["param_groups"]), "numbers": numbers},
         "schedule": None if schedule is None else plain(schedule.state_dict()),
@@ -85,15 +104,19 @@ def found(
     config, arrays = saving.read(folder)
     if "checkpoint" not in config:
         raise ValueError(f"{folder} holds a model, not a run that could go on: choose another folder for checkpoints")
-    at = Progressed(**config["checkpoint"])
+    try:
+        at = Progressed.restored(config["checkpoint"])
+        before = dict(config["about"])
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder} holds a run that is broken, or of another version of regard: {error}") from None
     if not checkpoint.resume:
         if not at.finished:
             raise FileExistsError(
-                f"{folder} holds a run that stopped after {at.steps} steps: pass resume=True to go on with it,"
-                " or remove the folder to begin anew"
+                f"{folder} holds a run that stopped after {at.steps} steps: go on with it by resume=True, or --resume"
+                " on the command line, or remove the folder to begin anew"
             )
         return None
-    check_about(folder, config["about"], settings(checkpoint))
+    check_about(folder, before, settings(checkpoint))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     try:
         model.load_state_dict(under("model.", tensors))

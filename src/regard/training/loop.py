@@ -164,8 +164,9 @@ class Run(Generic[Batch]):
             value, counted = self.backward(self.loss(group[0])), self.count(group[0])
         else:
             value, counted = self.together(group)
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        if self.clip is not None or self.checkpoint is not None:
+            limit = math.inf if self.clip is None else self.clip
+            self.check(float(nn.utils.clip_grad_norm_(self.parameters, limit)), "gradient")
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -187,15 +188,19 @@ class Run(Generic[Batch]):
     def backward(self, loss: Tensor) -> float:
         """The gradients of a loss, which must be a number."""
         value = float(loss.detach())
+        self.check(value, "loss")
+        loss.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    def check(self, value: float, what: str) -> None:
+        """What is no number would make all weights none, and be written down."""
         if not math.isfinite(value):
             rate = self.optimizer.param_groups[0]["lr"]
             raise FloatingPointError(
-                f"the loss became {value} in epoch {self.at.epoch}, batch {self.at.batches}: try a smaller learning"
+                f"the {what} became {value} in epoch {self.at.epoch}, batch {self.at.batches}: try a smaller learning"
                 f" rate than {rate:g}, clip={1.0 if self.clip is None else self.clip / 10:g}, or look for NaN in the"
                 " data"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
-        return value
 
     def keep(self) -> None:
         """Write the run down."""
