@@ -14,6 +14,7 @@ from regard.estimators.quadratic_forms import (
     fit_rank,
     gram,
     kernel,
+    left_out,
     pair_of,
     products,
     quadratic,
@@ -169,5 +170,40 @@ def test_linear_attention_is_the_formula():
     model = BagRegressor("linear", init="spectral").fit(bags, y)
     expected = [np.trace(bag.T @ bag @ np.outer(model.v_, model.u_)) + model.intercept_ for bag in bags]
     assert_allclose(model.predict(bags), expected, rtol=1e-10)
-    size = np.abs(bags[7] @ model.v_)
+    size = np.abs((bags[7] @ model.v_) * (bags[7] @ model.u_))
     assert_allclose(model.evidence(bags[7:8]).weight[0], np.sort(size / size.sum())[::-1])
+
+
+@pytest.mark.parametrize("solver", ["primal", "dual"])
+def test_bags_are_left_out_whole(solver):
+    bags = as_bags([np.random.default_rng(place).normal(size=(4, 3)) for place in range(25)])
+    y = np.random.default_rng(99).normal(size=25) + bags.sums(bags.instances[:, 0] ** 2)
+    table = products(bags)
+    centred = table - table.mean(axis=0)
+    if solver == "primal":
+        vector, value, _ = np.linalg.svd(centred, full_matrices=False)
+        value = value**2
+    else:
+        value, vector = np.linalg.eigh(centred @ centred.T)
+        value = np.maximum(value, 0)
+    for alpha in (0.1, 3.0, 80.0):
+        plain = []
+        for place in range(25):
+            some = np.delete(np.arange(25), place)
+            model = Ridge(alpha=alpha).fit(table[some], y[some])
+            plain.append(y[place] - model.predict(table[place : place + 1])[0])
+        assert_allclose(left_out(value, vector, y - y.mean(), alpha), plain, rtol=1e-8)
+
+
+def test_both_solvers_find_the_same_ridge():
+    bags = as_bags([np.random.default_rng(place).normal(size=(4, 3)) for place in range(25)])
+    y = np.random.default_rng(99).normal(size=25) + bags.sums(bags.instances[:, 0] ** 2)
+    assert_allclose(ridge(bags, y, None, "primal").weight, ridge(bags, y, None, "dual").weight, atol=1e-8)
+
+
+def test_evidence_of_linear_attention_does_not_depend_on_which_is_u():
+    bags = ragged(count=60)
+    model = BagRegressor("linear", init="spectral").fit(bags, target(BagRegressor(), bags))
+    before = model.evidence(bags)
+    model.u_, model.v_ = model.v_, model.u_
+    assert (model.evidence(bags).index == before.index).all()

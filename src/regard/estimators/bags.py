@@ -176,7 +176,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
         standard = (y - centre) / spread
         if self.attention == "linear":
             self.fit_linear(bags, standard, spread)
-            self.intercept_ = float(np.mean(y - bags.sums(self.parts(bags)[1])))
+            self.intercept_ = float(np.mean(y - bags.sums(self.added(bags))))
             return self
         target = torch.from_numpy(standard).float()
         self.learn(bags, target, torch.ones(len(bags)), 1, squared_error, None)
@@ -190,15 +190,14 @@ class BagRegressor(BagLearner, RegressorOverBags):
         if self.init == "spectral":
             start = pair_of(ridge(scaled, y, None).weight)
         else:
-            drawn = np.random.default_rng(seed_of(self.random_state)).normal(size=(2, self.n_features_in_))
+            drawn = np.random.default_rng([seed_of(self.random_state), 1]).normal(size=(2, self.n_features_in_))
             start = tuple(drawn / np.sqrt(self.n_features_in_))
         u, v = fit_pair(scaled, y, start, self.weight_decay)
         self.u_, self.v_ = u / self.scale_.spread * spread, v / self.scale_.spread
 
-    def parts(self, bags: Bags) -> tuple[Array, Array]:
-        """The linear weight vᵀx of each instance, and what it adds, (uᵀx)(vᵀx)."""
-        weight = bags.instances @ self.v_
-        return weight, weight * (bags.instances @ self.u_)
+    def added(self, bags: Bags) -> Array:
+        """What each instance adds, (uᵀx)(vᵀx)."""
+        return (bags.instances @ self.v_) * (bags.instances @ self.u_)
 
     def units(self, instances: Array) -> Scale:
         linear = self.attention == "linear"
@@ -217,14 +216,16 @@ class BagRegressor(BagLearner, RegressorOverBags):
     def outputs(self, bags: Bags) -> Array:
         if self.attention != "linear":
             return super().outputs(bags)
-        return bags.sums(self.parts(bags)[1])[:, None] + self.intercept_
+        return bags.sums(self.added(bags))[:, None] + self.intercept_
 
     def explain(self, bags: Bags) -> tuple[Array, Array]:
-        """As for any network; the weights of linear attention, which have signs, are shares of their sizes."""
+        """As for any network. In linear attention u and v may change places, so that vᵀx alone says nothing: the weight
+        is the share of what is added, in size.
+        """
         if self.attention != "linear":
             return super().explain(bags)
-        weight, added = self.parts(bags)
-        return shares(np.abs(weight), bags), added[:, None]
+        added = self.added(bags)
+        return shares(np.abs(added), bags), added[:, None]
 
     def learned_arrays(self) -> dict[str, Array]:
         if self.attention != "linear":

@@ -102,20 +102,19 @@ def solver_for(bags: Bags) -> Solver:
 
 
 def ridge(bags: Bags, y: Array, alpha: float | None, solver: Solver | None = None) -> Quadratic:
-    """The form with the least squared error and α‖W‖²_F; without alpha, the dual with what leave-one-out finds best."""
-    solver = "dual" if alpha is None else solver or solver_for(bags)
-    if solver == "primal" and alpha is not None:
-        weight = primal(bags, y - y.mean(), alpha)
-    else:
-        weight = dual(bags, y - y.mean(), alpha)
+    """The form with the least squared error and α‖W‖²_F; without alpha, with what leave-one-out finds best."""
+    solver = solver or solver_for(bags)
+    weight = (primal if solver == "primal" else dual)(bags, y - y.mean(), alpha)
     return Quadratic(weight, float(np.mean(y - quadratic(bags, weight))), solver)
 
 
-def primal(bags: Bags, y: Array, alpha: float) -> Array:
+def primal(bags: Bags, y: Array, alpha: float | None) -> Array:
     """W by the singular values of the centred products."""
     table = products(bags)
     table -= table.mean(axis=0)
     left, value, right = np.linalg.svd(table, full_matrices=False)
+    if alpha is None:
+        alpha = best_alpha(value**2, left, y)
     return unfolded(right.T @ (left.T @ y * value / (value**2 + alpha)), bags.instances.shape[1])
 
 
@@ -134,15 +133,21 @@ def dual(bags: Bags, y: Array, alpha: float | None) -> Array:
 
 
 def best_alpha(value: Array, vector: Array, y: Array) -> float:
-    """The ridge with the least leave-one-out error, aᵦ / (K + αI)⁻¹ᵦᵦ for each bag, among 25 of all sizes."""
-    largest = float(value[-1]) if value[-1] > 1e-200 else 1.0  # where all is 0, any will do
+    """The ridge with the least leave-one-out error among 25 of all sizes.
 
-    def error(alpha: float) -> float:
-        inverse = 1.0 / (value + alpha)
-        left_out = (vector @ (vector.T @ y * inverse)) / (np.square(vector) @ inverse)
-        return float(np.mean(np.square(left_out)))
+    value, vector   squared singular values [r] of the centred products, and their left vectors [bags, r]
+    """
+    most = float(value.max(initial=0.0))
+    largest = most if most > 1e-200 else 1.0  # where all is 0, any will do
+    sizes = largest * 10.0 ** np.linspace(-10, 2, 25)
+    return float(min(sizes, key=lambda alpha: np.mean(np.square(left_out(value, vector, y, alpha)))))
 
-    return float(min(largest * 10.0 ** np.linspace(-10, 2, 25), key=error))
+
+def left_out(value: Array, vector: Array, y: Array, alpha: float) -> Array:
+    """What each bag's centred y is off by if it is left out, constant and all: (y - ŷ) / (1 - leverage)."""
+    shrunk = value / (value + alpha)
+    error = y - vector @ (shrunk * (vector.T @ y))
+    return error / np.maximum(1 - 1 / len(y) - np.square(vector) @ shrunk, 1e-12)
 
 
 def pair_of(weight: Array) -> tuple[Array, Array]:
