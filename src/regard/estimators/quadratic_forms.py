@@ -16,11 +16,13 @@ they are if λ₋ = 0.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
+from sklearn.exceptions import ConvergenceWarning
 
 from regard.data.bags import Bags
 
@@ -194,19 +196,27 @@ def fit_rank(bags: Bags, y: Array, weight: Array, rank: int, alpha: float) -> Ar
 
     def loss(flat: Array) -> tuple[float, Array]:
         factor = flat.reshape(size, -1)
-        along, whole = x @ factor, (factor * sign) @ factor.T
+        along, inner = x @ factor, sign[:, None] * (factor.T @ factor)  # W is never built: ‖W‖² = tr(inner²)
         error = centred(bags.sums(np.square(along) @ sign) - y)
-        slope = 2 * (x.T @ (along * error[bag, None]) + alpha * whole @ factor) * sign * 2
-        return (float(error @ error) + alpha * float(np.sum(whole**2))) / unit, slope.ravel() / unit
+        slope = 2 * (x.T @ (along * error[bag, None]) + alpha * factor @ inner) * sign * 2
+        return (float(error @ error) + alpha * float(np.sum(inner * inner.T))) / unit, slope.ravel() / unit
 
     factor = descended(loss, (vector[:, kept] * np.sqrt(np.abs(value[kept]))).ravel()).reshape(size, -1)
     return (factor * sign) @ factor.T
 
 
 def descended(loss: Callable[[Array], tuple[float, Array]], start: Array) -> Array:
-    """Where L-BFGS comes to rest."""
+    """Where L-BFGS comes to rest; where it has not within its steps, a warning says so."""
     options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
-    return minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    if found.status == 1:
+        warnings.warn(
+            f"the search stopped after {found.nit} steps and may not have come to rest: try a larger alpha, or"
+            " weight_decay, or a smaller rank",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+    return found.x
 
 
 def centred(values: Array) -> Array:
