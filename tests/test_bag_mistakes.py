@@ -7,6 +7,7 @@ from bag_cases import FRAME, QUICK, answer, any_model, even, every_model, target
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
+from regard.data.bag_targets import per_bag
 from regard.data.bags import as_bags
 from regard.estimators.bags import BagClassifier, BagRegressor
 from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
@@ -150,3 +151,9 @@ def test_new_bags_must_have_the_same_features():
     with pytest.raises(ValueError, match=r"fitted on features \['x', 'y'\], these bags have \['y', 'x'\]"):
         model.predict(as_bags(FRAME[["bag", "y", "x"]], by="bag"))
     assert_array_equal(model.predict(FRAME[["y", "x", "bag"]]), model.predict(FRAME))
+
+
+def test_a_series_that_names_more_bags_than_there_are_is_read_by_name():
+    frame = pd.DataFrame({"bag": ["a", "a", "b"], "x": [0.0, 1.0, 2.0]})
+    target = pd.Series([0, 1, 1], index=list("abc"))  # as many as there are instances
+    assert per_bag(target, as_bags(frame, by="bag")).tolist() == [0, 1]

@@ -140,6 +140,9 @@ def predictions(model: Any, schema: Schema, bags: Bags, std: bool, proba: bool, 
         if not hasattr(model, "predict_proba"):
             raise ValueError("--proba is for classification")
         chance = model.predict_proba(bags)
+        clash = next((name for name in (f"p_{label}" for label in model.classes_) if name in made), None)
+        if clash is not None:
+            raise ValueError(f"--proba adds a column {clash!r}, and the table has one of that name: rename it")
         made |= {f"p_{label}": chance[:, place] for place, label in enumerate(model.classes_)}
     return tables.pandas().DataFrame(made)
 

@@ -20,12 +20,14 @@ def per_bag(y: Any, bags: Bags) -> Array:
         target = target[:, 0]
     if target.ndim != 1:
         raise ValueError(f"y must be [{len(bags)}], one target a bag, got shape {list(target.shape)}")
-    if len(target) == len(bags.instances) != len(bags):
+    named = hasattr(y, "index") and hasattr(y, "iloc") and bags.names is not None
+    all_named = named and set(bags.names) <= set(y.index)  # type: ignore[arg-type]
+    if len(target) == len(bags.instances) != len(bags) and not all_named:
         raise ValueError(
             f"y must have one target a bag, {len(bags)}, got {len(target)}: one for each instance. Give each bag's,"
             " such as frame.groupby(bag, sort=False)[target].first()"
         )
-    if hasattr(y, "index") and hasattr(y, "iloc") and bags.names is not None:
+    if named:
         return by_name(y, bags)
     if len(target) != len(bags):
         raise ValueError(f"y must have one target a bag, {len(bags)}, got {len(target)}")

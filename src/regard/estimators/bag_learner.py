@@ -86,7 +86,7 @@ class BagLearner(OverBags):
         """Train a new network on bags, one target and one weight for each."""
         seed = seed_of(self.random_state)
         scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
-        kept, held = self.split(len(bags), strata, seed)
+        kept, held = self.held_out(len(bags), strata, seed)
         usual = weight.mean()
 
         def batch_of(chosen: Array) -> Batch:
@@ -129,7 +129,7 @@ class BagLearner(OverBags):
             return self.learning_rate
         return PLAIN_RATE if self.hidden_size is None else EMBEDDED_RATE
 
-    def split(self, count: int, strata: Array | None, seed: int) -> tuple[Array, Array]:
+    def held_out(self, count: int, strata: Array | None, seed: int) -> tuple[Array, Array]:
         """The bags to learn from, and those to stop early by."""
         everyone = np.arange(count)
         if not self.early_stopping:

@@ -53,7 +53,8 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         self.targets_ = target_names(y) or ["y"]
         with np.errstate(over="ignore", invalid="ignore"):
             self.scale_ = self.units(bags.instances)
-        if not np.isfinite(self.scale_.spread).all():
+            squares = np.square(bags.instances / self.scale_.spread).sum()
+        if not np.isfinite(self.scale_.spread).all() or not np.isfinite(squares * squares):
             largest = np.abs(bags.instances).max()
             raise ValueError(f"features must have a standard deviation, and are too large for one: up to {largest:g}")
         return bags, target
