@@ -257,3 +257,20 @@ def test_weights_by_class_are_saved(tmp_path):
     again = BagClassifier.from_state(json.loads(json.dumps(config)), arrays)
     assert again.class_weight == {0: 1.0, 1: 2.5}
     assert again.classes_.tolist() == [0, 1]
+
+
+def test_settings_changed_after_a_fit_do_not_change_what_was_learned(tmp_path):
+    bags = even()
+    label, number = target(BagClassifier(), bags), target(BagRegressor(), bags)
+    classifier = BagClassifier(hidden_size=4, verbose=False, epochs=2).fit(bags, label)
+    before = classifier.predict_proba(bags)
+    classifier.set_params(hidden_size=8, attention="max", bag="name").save(tmp_path / "classifier")
+    again = regard.load(tmp_path / "classifier")
+    assert_array_equal(again.predict_proba(bags), before)
+    assert (again.hidden_size, again.attention, again.bag) == (4, "softmax", "name")
+    linear = BagRegressor("linear", verbose=False).fit(bags, number)
+    before = linear.predict(bags)
+    linear.set_params(attention="softmax")
+    assert_array_equal(linear.predict(bags), before)
+    linear.save(tmp_path / "linear")
+    assert_array_equal(regard.load(tmp_path / "linear").predict(bags), before)

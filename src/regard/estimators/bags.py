@@ -214,7 +214,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
             raise ValueError(f"attention='linear' has no embedding, got hidden_size={self.hidden_size!r}")
 
     def outputs(self, bags: Bags) -> Array:
-        if self.attention != "linear":
+        if self.made_with_["attention"] != "linear":
             return super().outputs(bags)
         return bags.sums(self.added(bags))[:, None] + self.intercept_
 
@@ -222,18 +222,18 @@ class BagRegressor(BagLearner, RegressorOverBags):
         """As for any network. In linear attention u and v may change places, so that vᵀx alone says nothing: the weight
         is the share of what is added, in size.
         """
-        if self.attention != "linear":
+        if self.made_with_["attention"] != "linear":
             return super().explain(bags)
         added = self.added(bags)
         return shares(np.abs(added), bags), added[:, None]
 
     def learned_arrays(self) -> dict[str, Array]:
-        if self.attention != "linear":
+        if self.made_with_["attention"] != "linear":
             return super().learned_arrays()
         return {"u": self.u_, "v": self.v_, "intercept": np.array(self.intercept_)}
 
     def restore(self, arrays: dict[str, Array]) -> None:
-        if self.attention != "linear":
+        if self.made_with_["attention"] != "linear":
             super().restore(arrays)
         else:
             self.u_, self.v_, self.intercept_ = arrays["u"], arrays["v"], arrays["intercept"].item()

@@ -34,6 +34,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
     standardise: bool
     scale_: Scale
     targets_: list[str]
+    made_with_: dict[str, Any]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -51,6 +52,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self.targets_ = target_names(y) or ["y"]
+        self.made_with_ = self.structure()
         with np.errstate(over="ignore", invalid="ignore"):
             self.scale_ = self.units(bags.instances)
             squares = np.square(bags.instances / self.scale_.spread).sum()
@@ -72,6 +74,10 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         if names is not None and bags.features is not None and bags.features != tuple(names):
             raise ValueError(f"the model was fitted on features {list(names)}, these bags have {list(bags.features)}")
         return bags
+
+    def structure(self) -> dict[str, Any]:
+        """The settings that say what is learned; a fitted model keeps them, whatever `set_params` says later."""
+        return {name: getattr(self, name) for name in ("attention", "hidden_size", "heads") if hasattr(self, name)}
 
     def units(self, instances: Array) -> Scale:
         """The units of the features, by the instances of training."""
@@ -109,7 +115,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         config = {
             "estimator": type(self).__name__,
-            "settings": saved_settings(self),
+            "settings": saved_settings(self) | self.made_with_,
             "features": self.n_features_in_,
             "names": None if names is None else list(names),
             "target": self.target_state(),
@@ -122,6 +128,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         """The model that `state` was taken of."""
         model = cls(**config["settings"])
         model.n_features_in_ = config["features"]
+        model.made_with_ = model.structure()
         if config["names"] is not None:
             model.feature_names_in_ = np.array(config["names"], dtype=object)
         model.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"])
