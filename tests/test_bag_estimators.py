@@ -274,3 +274,76 @@ def test_settings_changed_after_a_fit_do_not_change_what_was_learned(tmp_path):
     assert_array_equal(linear.predict(bags), before)
     linear.save(tmp_path / "linear")
     assert_array_equal(regard.load(tmp_path / "linear").predict(bags), before)
+
+
+def test_settings_reach_the_training(monkeypatch):
+    from regard.estimators import bag_learner
+
+    given = {}
+
+    def watched(network, batches, loss, **settings):
+        given.update(settings, orders=[[batch.target.tolist() for batch in batches(epoch)] for epoch in range(2)])
+        return train(network, batches, loss, **settings)
+
+    train = bag_learner.train
+    monkeypatch.setattr(bag_learner, "train", watched)
+    bags = even()
+    number = np.arange(len(bags), dtype=float)
+    BagRegressor(batch_size=4, epochs=2, weight_decay=0.25, verbose=False).fit(bags, number)
+    first, second = given["orders"]
+    assert first != second  # mini-batches are shuffled anew
+    assert sorted(np.concatenate(first)) == sorted(np.concatenate(second))
+    (group,) = given["optimizer"].param_groups
+    assert (group["lr"], group["weight_decay"], given["progress"]) == (0.01, 0.25, False)
+    BagRegressor(hidden_size=3, epochs=1, verbose=True).fit(bags, number)
+    assert given["optimizer"].param_groups[0]["lr"] == 0.001
+    assert given["progress"]
+
+
+def test_features_are_left_as_they_are_without_standardising():
+    bags = even()
+    label = target(BagClassifier(), bags)
+    plain = BagClassifier(standardise=False, **QUICK).fit(bags, label)
+    assert (plain.scale_.centre == 0).all()
+    assert (plain.scale_.spread == 1).all()
+    assert not np.allclose(plain.predict_proba(bags), BagClassifier(**QUICK).fit(bags, label).predict_proba(bags))
+
+
+def test_a_balanced_flat_classifier_is_scikit_learns():
+    bags = even()
+    label = np.arange(len(bags)) % 5 == 0
+    flat = np.asarray(bags).reshape(len(bags), -1)
+    for weight in ("balanced", {False: 1.0, True: 7.0}, None):
+        ours = FlatClassifier(class_weight=weight, standardise=False).fit(bags, label)
+        theirs = LogisticRegression(class_weight=weight, max_iter=1000).fit(flat, label)
+        assert_allclose(ours.decision_function(bags), theirs.decision_function(flat), rtol=1e-6, atol=1e-8)
+
+
+def test_the_weight_of_an_instance_is_the_mean_of_all_heads():
+    bags = even()
+    model = BagClassifier(heads=3, **{**QUICK, "standardise": False}).fit(bags, target(BagClassifier(), bags))
+    queries = model.network_.pool.score.weight.numpy()  # [heads, d]
+    score = np.asarray(bags)[0] @ queries.T
+    share = np.exp(score - score.max(axis=0))
+    mean = (share / share.sum(axis=0)).mean(axis=1)
+    assert_allclose(model.evidence(bags[:1]).weight[0], np.sort(mean)[::-1], rtol=1e-6)
+
+
+def test_bags_can_count_differently_in_a_score():
+    bags = even()
+    model = BagClassifier(**QUICK).fit(bags, target(BagClassifier(), bags))
+    y = model.predict(bags)
+    y[0] = model.classes_[0] if y[0] == model.classes_[1] else model.classes_[1]  # one is wrong,
+    weight = np.ones(len(bags))
+    weight[0] = 3.0  # and counts three times
+    assert model.score(bags, y) == pytest.approx(1 - 1 / len(bags))
+    assert model.score(bags, y, sample_weight=weight) == pytest.approx(1 - 3 / (len(bags) + 2))
+
+
+def test_the_rest_in_the_frame_is_that_of_the_bag():
+    bags = ragged()
+    model = BagClassifier(**QUICK).fit(bags, target(BagClassifier(), bags))
+    found = model.evidence(bags, top=1)
+    frame = found.to_frame()
+    assert_allclose(frame["rest"], found.rest[frame["bag"]])
+    assert_allclose(frame["weight"] + frame["rest"], 1.0)

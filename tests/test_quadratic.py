@@ -207,3 +207,13 @@ def test_evidence_of_linear_attention_does_not_depend_on_which_is_u():
     before = model.evidence(bags)
     model.u_, model.v_ = model.v_, model.u_
     assert (model.evidence(bags).index == before.index).all()
+
+
+def test_weight_decay_shrinks_linear_attention():
+    bags = ragged(count=60)
+    y = target(BagRegressor(), bags)
+    sizes = []
+    for decay in (0.0, 0.1, 10.0):
+        model = BagRegressor("linear", init="spectral", weight_decay=decay).fit(bags, y)
+        sizes.append(np.linalg.norm(model.u_) * np.linalg.norm(model.v_))
+    assert sizes[0] > 1.05 * sizes[1] > 1.05 * sizes[2]
