@@ -157,3 +157,13 @@ def test_a_series_that_names_more_bags_than_there_are_is_read_by_name():
     frame = pd.DataFrame({"bag": ["a", "a", "b"], "x": [0.0, 1.0, 2.0]})
     target = pd.Series([0, 1, 1], index=list("abc"))  # as many as there are instances
     assert per_bag(target, as_bags(frame, by="bag")).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("values", [np.array([1j, 2.0]), np.array(["2020", "2021"], dtype="datetime64[D]")])
+def test_what_is_no_real_number_is_refused_in_every_form(values):
+    with pytest.raises(ValueError, match="must be numbers"):
+        as_bags([values[:, None]])
+    with pytest.raises(ValueError, match="must be numbers, and column 'x' is not"):
+        as_bags(pd.DataFrame({"bag": ["a", "b"], "x": values}), by="bag")
+    with pytest.raises(ValueError, match="masked"):
+        as_bags([np.ma.masked_array([[1.0, 2.0]], mask=[[True, False]])])

@@ -216,9 +216,10 @@ def from_frame(frame: "DataFrame", by: str | None) -> Bags:
 def real(values: Any, what: str) -> Array:
     """An array in floating point."""
     try:
+        if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+            raise ValueError("some of them are masked")
         array = np.asarray(values)
-        if np.iscomplexobj(array):
-            raise ValueError("got complex ones")
+        check_kind(array.dtype)
         return array.astype(np.float64, copy=False)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the features of {what} must be numbers, [instances, features]: {error}") from None
@@ -227,9 +228,16 @@ def real(values: Any, what: str) -> Array:
 def numbers(frame: "DataFrame", name: str) -> Array:
     """A column of numbers, in floating point; what is missing is NaN."""
     try:
+        check_kind(frame[name].dtype)
         return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the features of a bag must be numbers, and column {name!r} is not: {error}") from None
+
+
+def check_kind(dtype: Any) -> None:
+    """Complex numbers, dates and times would become floating point without a word."""
+    if getattr(dtype, "kind", "f") in "cmM":
+        raise ValueError(f"got {dtype}")
 
 
 def missing(ids: Any) -> Any:
