@@ -118,6 +118,8 @@ def test_what_cannot_be_read_says_why():
         model(torch.tensor([1, 2, 3]))
     with pytest.raises(ValueError, match="heads must divide size, got size=10 and heads=3"):
         language_model(23, heads=3, size=10)
+    with pytest.raises(ValueError, match=r"at least 2 tokens, .* got shape \[3, 1\]"):
+        model.loss(torch.zeros(3, 1, dtype=torch.long))
     with torch.inference_mode():
         cache = model.begin(torch.zeros(1, 19, dtype=torch.long))
         with pytest.raises(ValueError, match="context is 19 tokens, got 20"):

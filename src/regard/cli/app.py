@@ -219,7 +219,7 @@ def evidence(
         tables.check_destination(out)
     model, schema, form = opened(folder)
     asked = form.asked(model, schema, table)
-    if plot is not None and row > len(asked):
+    if plot is not None and form is not writer and row > len(asked):
         raise ValueError(f"--row must be between 1 and {len(asked)}, the {form.WHAT} of {table}, got {row}")
     found = model.evidence(asked, top=top)
     if plot is not None:

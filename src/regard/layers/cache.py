@@ -1,6 +1,6 @@
 """Keys and values kept for writing on: what was read before is not read again.
 
-The room is made once, `[batch, heads, room, size]`; each step writes its rows behind those before and is given
+The room is made once, `[batch, 2, heads, room, size]`; each step writes its rows behind those before and is given
 views of all so far. Nothing grows, nothing is copied but the new rows. Answers equal the full pass.
 
 A cache is for one run of calls: `Decoder.cache(room)` makes it, the caller passes it to each. No layer keeps it.

@@ -63,6 +63,8 @@ class LanguageModel(nn.Module):
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The mean of -log p(token | those before) over all but the first of `[batch, length]`."""
+        if tokens.ndim != 2 or tokens.shape[1] < 2:
+            raise ValueError(f"the loss is of at least 2 tokens, [batch, length], got shape {list(tokens.shape)}")
         logits = self(tokens[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
