@@ -14,7 +14,9 @@ import torch
 import regard
 from regard import saving
 from regard.data import text as texts
-from regard.estimators.writer import Windows, Writer, mean_loss, text_of
+from regard.data.text import text_of
+from regard.estimators.windows import Windows, mean_loss
+from regard.estimators.writer import Writer
 
 LINE = "the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
 SMALL = {"context": 24, "blocks": 2, "heads": 2, "size": 32, "dropout": 0.0, "verbose": False, "random_state": 1}

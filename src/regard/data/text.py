@@ -47,6 +47,26 @@ def read_text(path: str | Path) -> str:
     return text.replace("\r\n", "\n")
 
 
+def text_of(text: str | Path) -> str:
+    """The content of a file, or a text as it is: what has no blanks and ends in .txt is a file, there or not."""
+    if isinstance(text, Path):
+        return read_text(text)
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a path or a text, got {type(text).__name__}")
+    if not text.strip():
+        raise ValueError("the text is empty")
+    named = text.endswith(".txt") and not any(mark.isspace() for mark in text)
+    return read_text(text) if named or is_file(text) else text
+
+
+def is_file(text: str) -> bool:
+    """Whether a text is the path of a file; most are no path at all."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def characters(text: str) -> "Tokenizer":
     """A token for each character of a text.
 

@@ -13,12 +13,12 @@ from typing import Any, Literal, Self
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from regard.data import text as texts
 from regard.decoding import forbid, sample
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.text_evidence import TextEvidence, looked_at
+from regard.estimators.windows import Windows, mean_loss
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.saving import write
@@ -26,8 +26,6 @@ from regard.training import Checkpoint, History, Team, train, warm_cosine
 
 VALIDATED = 1 << 16
 """Tokens of the held-out part that a validation reads."""
-READ_AT_ONCE = 1 << 14
-"""Tokens that are read at a time without gradients."""
 
 
 class Writer(BaseEstimator):  # type: ignore[misc]
@@ -120,7 +118,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         board        a folder for TensorBoard
         """
         self.check_settings()
-        content = text_of(text)
+        content = texts.text_of(text)
         seed = seed_of(self.random_state)
         tokenizer = self.make_tokenizer(content)
         ids = torch.tensor(texts.encoded(tokenizer, content))
@@ -219,7 +217,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         The text is read in windows of `context` tokens that overlap by half.
         """
         check_is_fitted(self)
-        ids = torch.tensor(texts.encoded(self.tokenizer_, text_of(text)))
+        ids = torch.tensor(texts.encoded(self.tokenizer_, texts.text_of(text)))
         if len(ids) < 2:
             raise ValueError(f"a text of at least 2 tokens is needed, got {len(ids)}")
         return math.exp(mean_loss(self.model_, ids, overlap=self.context // 2))
@@ -331,60 +329,6 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         return Checkpoint(folder, every=every, resume=resume, about=about)
 
 
-class Windows:
-    """The batches of an epoch: windows `[size, context + 1]` of the tokens, drawn by a seed."""
-
-    def __init__(self, ids: Tensor, context: int, size: int, count: int, seed: tuple[int, int]) -> None:
-        self.ids, self.count, self.size = ids, count, size
-        self.place = torch.arange(context + 1)
-        self.generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Tensor]:
-        starts = torch.randint(
-            len(self.ids) - len(self.place) + 1, (self.count, self.size, 1), generator=self.generator
-        )
-        return (self.ids[some + self.place] for some in starts)
-
-
-@torch.no_grad()
-def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
-    """The mean -log p of tokens `[n]` but the first, in windows of the context; what overlaps is counted once."""
-    context = model.context
-    starts = [0, *range(context - overlap, max(1, len(ids) - 1 - overlap), context - overlap)]
-    total, batch = 0.0, max(1, READ_AT_ONCE // context)
-    whole = [start for start in starts if start + context + 1 <= len(ids)]
-    groups = [whole[i : i + batch] for i in range(0, len(whole), batch)] + [[s] for s in starts if s not in set(whole)]
-    for group in groups:
-        window = torch.stack([ids[start : start + context + 1] for start in group])
-        log_p = model(window[:, :-1]).log_softmax(dim=-1).gather(-1, window[:, 1:, None])[..., 0]
-        for start, row in zip(group, log_p, strict=True):
-            total -= float(row[overlap if start else 0 :].sum(dtype=torch.float64))
-    return total / (len(ids) - 1)
-
-
 def is_number(value: Any) -> bool:
     """Whether something is a number, and not true or false."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def text_of(text: str | Path) -> str:
-    """The content of a file, or a text as it is: what has no blanks and ends in .txt is a file, there or not."""
-    if isinstance(text, Path):
-        return texts.read_text(text)
-    if not isinstance(text, str):
-        raise TypeError(f"text must be a path or a text, got {type(text).__name__}")
-    if not text.strip():
-        raise ValueError("the text is empty")
-    named = text.endswith(".txt") and not any(mark.isspace() for mark in text)
-    return texts.read_text(text) if named or is_file(text) else text
-
-
-def is_file(text: str) -> bool:
-    """Whether a text is the path of a file; most are no path at all."""
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
