@@ -80,7 +80,7 @@ def test_what_stands_in_the_place_of_a_linear_map_is_called():
     for name in ("attention.input", "attention.output", "feed_forward.input", "feed_forward.output"):
         model, x = decoder(), rand(3, LENGTH, SIZE)
         before = model.blocks[1].get_submodule(name)
-        model.blocks[1].set_submodule(name, Shifted(before.in_features, before.out_features).double())
+        model.blocks[1].set_submodule(name, Shifted(before.in_features, before.out_features).double().eval())
         assert_close(stepped(model, x)[0], model(x))
 
 
@@ -123,3 +123,16 @@ def test_under_gradients_a_cache_is_refused_and_a_memory_is_checked():
     with torch.no_grad(), pytest.raises(ValueError, match="needs a memory"):
         crossing(x[:, :1], cache=crossing.cache(LENGTH))
     assert not Steps([nn.Identity()], 1).can()
+
+
+def test_a_feed_forward_calls_what_stands_in_its_second_place():
+    layer, x, heard = FeedForward(SIZE, 31).double(), rand(3, SIZE), []
+    before = layer(x)
+    handle = layer.output.register_forward_hook(lambda *_: heard.append(1))
+    assert_close(layer(x), before)
+    assert heard == [1]
+    handle.remove()
+    shifted = Shifted(31, SIZE).double()
+    shifted.load_state_dict(layer.output.state_dict())
+    layer.output = shifted
+    assert_close(layer(x), before + 1)
