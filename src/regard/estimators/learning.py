@@ -38,11 +38,12 @@ def check_from_zero(model: Any, **below: float) -> None:
             raise ValueError(f"{name} must be a number of at least 0{limit}, got {value!r}")
 
 
-def check_choice(model: Any, **choices: tuple[str, ...]) -> None:
+def check_choice(model: Any, **choices: tuple[str | None, ...]) -> None:
     """These settings are one of some words."""
     for name, known in choices.items():
         if getattr(model, name) not in known:
-            raise ValueError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {getattr(model, name)!r}")
+            *words, last = map(str, known)
+            raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {getattr(model, name)!r}")
 
 
 def is_number(value: Any) -> bool:

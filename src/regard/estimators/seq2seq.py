@@ -1,14 +1,15 @@
 """From a translator's settings to its model."""
 
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from regard.models.recurrent import Location, bahdanau, concat, luong, vanilla
-from regard.models.transformer import transformer
+from regard.models.recurrent.parts import Recurrent
+from regard.models.transformer import Transformer, transformer
 from regard.scores import Bilinear
 
-CHOICES = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "model": ("transformer", "bahdanau", "luong", "rnn"),
     "cell": ("gru", "lstm"),
     "attention": ("dot", "general", "concat", "location"),
@@ -17,15 +18,8 @@ CHOICES = {
 """Settings that are one of some words."""
 
 
-class Seq2Seq(Protocol):
-    """What all models from one sequence to another have; see `regard.models.recurrent`."""
-
-    reader: tuple[Tensor, Tensor | None]
-
-    def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor: ...
-    def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor: ...
-    def begin(self, source: Tensor, lengths: Tensor, room: int) -> Any: ...
-    def step(self, state: Any, last: Tensor) -> tuple[Any, Tensor]: ...
+Seq2Seq = Transformer | Recurrent
+"""The models from one sequence to another, which are called alike; see `regard.models.recurrent`."""
 
 
 def seq2seq(
@@ -46,7 +40,7 @@ def seq2seq(
     input_feeding: bool,
     longest: int,
     dropout: float,
-) -> nn.Module:
+) -> Seq2Seq:
     """The model of these settings for vocabularies of `source` and `target` tokens, with new weights."""
     if model == "transformer":
         return transformer(

@@ -1,14 +1,14 @@
 """A translator on a user's own sentences: from one context vector to attention to the Transformer.
 
-The models are those of `regard.models.recurrent` and `regard.models.transformer`, the loop `regard.training`, the search
-`regard.decoding`. What is validated is what is asked for later: sentences that the model wrote itself, by BLEU.
+The models are those of `regard.models.recurrent` and `regard.models.transformer`, the loop `regard.training`, the
+search `regard.decoding`. What is validated is what is asked for later: sentences that the model wrote itself, by BLEU.
 """
 
 import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from regard.data.pairs import END, PADDING, START, PairBatch, TokenBatches, check_pairs, padded
+from regard.data.pairs import PADDING, START, PairBatch, TokenBatches, check_pairs
 from regard.data.vocabularies import Vocabularies, vocabularies
 from regard.estimators.alignment import Alignment
 from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
@@ -234,9 +234,10 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             [target] = searched(self.model_, [source], size=beam, penalty=1.0, longest=self.longest)
         else:
             [target] = known.coded([translation], target=True)
+        model: Any = self.model_
         with torch.inference_mode():
             read = torch.tensor([[START, *target]])
-            weight = self.model_.look(torch.tensor([source]), torch.tensor([len(source)]), read)
+            weight = model.look(torch.tensor([source]), torch.tensor([len(source)]), read)
         shown = [*known.shown(target, target=True), "⏹"]
         return Alignment(known.shown(source), shown, weight[0].double().numpy())
 
