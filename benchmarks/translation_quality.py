@@ -1,11 +1,11 @@
 """Translators learned from Multi30k, and what they score: the settings of each run, and the run.
 
-    python -m benchmarks.translation_quality --data FOLDER --run transformer --out FOLDER     one run; 90 minutes at most
+    python -m benchmarks.translation_quality --data FOLDER --run transformer --out FOLDER     one run
 
 Sentences are lower-cased, their punctuation normalised, and tokenised by Moses's rules (`sacremoses`), as in the rows
-that are published; BLEU is sacreBLEU's of those tokens, on test_2016_flickr. The epoch is chosen by the validation part,
-the test part is translated once. A run leaves a model folder, and a JSON file with its settings, its validations epoch
-by epoch, its seconds and its scores.
+that are published; BLEU is sacreBLEU's of those tokens, on test_2016_flickr. The epoch is chosen by the validation
+part, the test part is translated once. A run leaves a model folder, and a JSON file with its settings, its
+validations epoch by epoch, its minutes and its scores.
 """
 
 import argparse
