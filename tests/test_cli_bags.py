@@ -218,6 +218,13 @@ def test_options_of_bags_mean_nothing_to_rows(here):
     assert "--density is for rows, not for bags" in refused("predict", "model", "new.csv", "--density")
 
 
+@pytest.mark.parametrize("more", [("--epochs", 100), ("--batch-size", 9), ("--early-stopping",)])
+def test_linear_attention_has_no_epochs(here, more):
+    words = ("fit", "energy.csv", "--bag", "molecule", "--target", "energy", "--out", "model", "--attention")
+    assert refused(*words, "linear", *more) == f"{more[0]} means nothing with --attention linear\n"
+    run(*words, "mean", *more)
+
+
 def test_new_tables_must_have_what_the_model_knows(here):
     fit("--epochs", 1)
     new = pd.read_csv("new.csv", dtype=str)

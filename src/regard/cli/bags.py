@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WHAT = "bags"
 SETTINGS = ("bag", "hidden_size", "heads", "epochs", "batch_size", "early_stopping")
 OPTIONS = (*SETTINGS, "target", "impute", "attention", "balanced")
+IDLE = {("attention", "linear"): ("epochs", "batch_size", "early_stopping")}
+"""Options that mean nothing beside a value of another: linear attention has no epochs."""
 
 
 def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
