@@ -238,11 +238,21 @@ def info(folder: Folder) -> None:
 
 
 def refuse(ctx: typer.Context, form: Any) -> None:
-    """Options that were given, and that mean nothing for this kind of data, are a mistake."""
-    for name in ctx.params:
-        source = ctx.get_parameter_source(name)
-        if name not in (*ALWAYS, *form.OPTIONS) and source is not None and source.name == "COMMANDLINE":
-            raise ValueError(f"--{name.replace('_', '-')} means nothing for {form.WHAT}")
+    """Options that were given, and that mean nothing for this kind of data, or beside another option, are a mistake."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    idle: dict[tuple[str, str], tuple[str, ...]] = getattr(form, "IDLE", {})
+    for name in given:
+        if name not in (*ALWAYS, *form.OPTIONS):
+            raise ValueError(f"{typed(name)} means nothing for {form.WHAT}")
+        for (other, value), without in idle.items():
+            if name in without and ctx.params[other] == value:
+                raise ValueError(f"{typed(name)} means nothing with {typed(other)} {value}")
+
+
+def typed(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
 
 
 def opened(folder: Path) -> tuple[Any, Any, Any]:
