@@ -8,6 +8,8 @@
     regard fit molecules.csv --bag molecule --target active --out model/       bags: a row for each instance
     regard fit book.txt --kind writer --out model/                             a text, to go on with
     regard write model/ --prompt "Once upon a time"
+    regard fit pairs.tsv --kind translator --out model/                        sentences, source TAB target
+    regard translate model/ < in.txt > out.txt
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
 in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours.
@@ -22,9 +24,11 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from regard import saving
-from regard.cli import bags, rows, writer
+from regard.cli import bags, rows, translator, writer
 from regard.cli.settings import leads
 from regard.data import tables
+from regard.data.pairs import lines_of
+from regard.data.text import decoded
 
 try:
     import typer
@@ -60,19 +64,26 @@ app = typer.Typer(
 
 
 class Kind(StrEnum):
-    """What is learned: to predict a number or one of some classes, or to write."""
+    """What is learned: to predict a number or one of some classes, to write, or to translate."""
 
     auto = "auto"
     regression = "regression"
     classification = "classification"
     writer = "writer"
+    translator = "translator"
 
+
+FORMS: dict[Kind, Any] = {Kind.writer: writer, Kind.translator: translator}
+"""What is not a table with a target."""
 
 ALWAYS = ("table", "out", "kind", "seed", "quiet")
 """Options of `fit` that always mean something; what else does, each kind of data says itself."""
 
 Table = Annotated[
-    Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text.")
+    Path,
+    typer.Argument(
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator, pairs."
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
 Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
@@ -81,9 +92,14 @@ Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv o
 @app.command()
 def fit(
     ctx: typer.Context,
-    table: Table,
     out: Annotated[Path, typer.Option(help="The model folder to write; a model that is there is replaced.")],
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Argument(help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; or source TAB target."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict. Translator: the file of translations, line by line.")
+    ] = None,
     kernel: Annotated[
         str, typer.Option(help="gaussian, laplace, epanechnikov, boxcar, tricube, or constant.")
     ] = "gaussian",
@@ -104,7 +120,10 @@ def fit(
     ] = "",
     kind: Annotated[
         Kind,
-        typer.Option(help="auto: classification if the target is not a number. writer: learn to go on with a text."),
+        typer.Option(
+            help="auto: classification if the target is not a number. writer: learn to go on with a text. translator:"
+            " learn from sentences and their translations."
+        ),
     ] = Kind.auto,
     weight: Annotated[str | None, typer.Option(help="A column that says how much each row counts.")] = None,
     impute: Annotated[
@@ -128,12 +147,23 @@ def fit(
     ] = False,
     balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
     set: Annotated[  # noqa: A002
-        list[str] | None, typer.Option(help="Writer: a setting, NAME=VALUE, such as size=256; several times for more.")
+        list[str] | None,
+        typer.Option(help="Writer, translator: a setting, NAME=VALUE, such as size=256; several times for more."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Writer: go on with a run that was stopped, kept beside the model folder.")
+        bool,
+        typer.Option(
+            "--resume", help="Writer, translator: go on with a run that was stopped, kept beside the model folder."
+        ),
     ] = False,
-    board: Annotated[Path | None, typer.Option(help="Writer: a folder for TensorBoard.")] = None,
+    board: Annotated[Path | None, typer.Option(help="Writer, translator: a folder for TensorBoard.")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Translator: the file of sentences, whose translations are --target.")
+    ] = None,
+    validation: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Translator: two files, sources and targets, that the best epoch is chosen by."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
 ) -> None:
@@ -142,9 +172,11 @@ def fit(
     With --bag, rows are instances, and a prediction is of a bag.
     """
     saving.check_place(out)
-    form: Any = writer if kind is Kind.writer else rows if bag is None else bags
+    form = FORMS.get(kind, rows if bag is None else bags)
     refuse(ctx, form)
-    if target is None and form is not writer:
+    if table is None and form is not translator:
+        raise ValueError(f"{form.WHAT} to learn from are missing: regard fit FILE --out MODEL")
+    if target is None and kind not in FORMS:
         raise ValueError("--target says the column to predict, and is missing")
     model, more, said = form.learn(table, ctx.params)
     if not leads():
@@ -178,6 +210,29 @@ def write(
         typer.echo(piece, nl=False)
         sys.stdout.flush()
     typer.echo()
+
+
+@app.command()
+def translate(
+    folder: Folder,
+    beam: Annotated[int, typer.Option(help="Hypotheses of each sentence; 1 is quickest.", min=1)] = 5,
+    penalty: Annotated[float, typer.Option(help="How much longer translations are favoured.", min=0)] = 1.0,
+    alignments: Annotated[
+        Path | None, typer.Option(help="Also write what each translation looked at: a line of JSON for each.")
+    ] = None,
+) -> None:
+    """Translate stdin to stdout, line by line."""
+    model, _, form = opened(folder)
+    if form is not translator:
+        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Translator translates")
+    lines = lines_of(decoded(sys.stdin.buffer.read(), "stdin"))
+    done = []
+    for line in translator.translations(model, lines, beam, penalty):
+        typer.echo(line)
+        done.append(line)
+    if alignments is not None:
+        translator.write_alignments(model, lines, done, alignments)
+        say(f"{len(done)} alignments → {alignments}")
 
 
 @app.command()
@@ -221,7 +276,7 @@ def evidence(
     asked = form.asked(model, schema, table)
     if plot is not None and form is not writer and row > len(asked):
         raise ValueError(f"--row must be between 1 and {len(asked)}, the {form.WHAT} of {table}, got {row}")
-    found = model.evidence(asked, top=top)
+    found = form.evidence(model, asked, top)
     if plot is not None:
         draw(form.picture(found, row - 1), plot, form.called(asked, row - 1))
     tables.write_table(found.to_frame(), out)
@@ -261,7 +316,7 @@ def opened(folder: Path) -> tuple[Any, Any, Any]:
 
     config, arrays = saving.read(folder)
     model = restored(folder, config, arrays)
-    form: Any = next(form for form in (writer, bags, rows) if form.takes(model))
+    form: Any = next(form for form in (writer, translator, bags, rows) if form.takes(model))
     return model, form.schema_of(model, config, folder), form
 
 
