@@ -136,4 +136,4 @@ def grouped(lengths: Any, tokens: int) -> list[slice]:
         if place > start and longest * (place + 1 - start) > tokens:
             groups.append(slice(start, place))
             start, longest = place, int(length)
-    return [*groups, slice(start, len(lengths))]
+    return [*groups, slice(start, len(lengths))] if len(lengths) else []

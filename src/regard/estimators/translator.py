@@ -5,7 +5,6 @@ search `regard.decoding`. What is validated is what is asked for later: sentence
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,6 +19,7 @@ from regard.data.pairs import PADDING, START, PairBatch, TokenBatches, check_pai
 from regard.data.vocabularies import Vocabularies, vocabularies
 from regard.estimators.alignment import Alignment
 from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.pair_corpus import held_out, usable, warn_of_equals
 from regard.estimators.seq2seq import CHOICES, Seq2Seq, seq2seq
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.translating import searched
@@ -161,12 +161,12 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         check_pairs(sources, targets)
         warn_of_equals(sources, targets)
         if validation is None:
-            (sources, targets), validation = self.held_out(sources, targets, seed)
+            (sources, targets), validation = held_out(sources, targets, self.validation_fraction, seed)
         check_pairs(*validation)
         known = vocabularies(
             sources, targets, tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower
         )
-        coded, left_out = self.usable(known, sources, targets)
+        coded, left_out = usable(known, sources, targets, self.longest)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.make_model(known)
@@ -311,41 +311,6 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         found = searched(model, coded, size=1, penalty=0.0, longest=self.longest)
         return translation_score(known.written(found), targets[:VALIDATED], lowercase=self.lower)
 
-    def held_out(self, sources: Sequence[str], targets: Sequence[str], seed: int) -> tuple[Any, Any]:
-        """Pairs to learn from, and pairs to validate with."""
-        count = max(1, round(self.validation_fraction * len(sources)))
-        if count >= len(sources):
-            raise ValueError(
-                f"{count} of {len(sources)} pairs are held out to validate with, which leaves none: give more"
-            )
-        order = np.random.default_rng(seed).permutation(len(sources))
-        parts = np.sort(order[count:]), np.sort(order[:count])
-        return tuple(([sources[i] for i in part], [targets[i] for i in part]) for part in parts)  # type: ignore[return-value]
-
-    def usable(
-        self, known: Vocabularies, sources: Sequence[str], targets: Sequence[str]
-    ) -> tuple[tuple[list[list[int]], list[list[int]]], dict[str, list[int]]]:
-        """The tokens of the pairs that can be learned from, and the places, from 0, of those that cannot."""
-        source, target = known.coded(sources), known.coded(targets, target=True)
-        empty = [place for place, pair in enumerate(zip(source, target, strict=True)) if not all(pair)]
-        long = [
-            place for place, pair in enumerate(zip(source, target, strict=True)) if max(map(len, pair)) > self.longest
-        ]
-        left = {*empty, *long}
-        if len(left) == len(source):
-            raise ValueError(
-                f"no pair is left to learn from: {len(empty)} of {len(source)} have an empty side, {len(long)} are"
-                f" longer than {self.longest} tokens, `longest`"
-            )
-        if left:
-            warnings.warn(
-                f"{len(left)} of {len(source)} pairs are left out: {len(empty)} have an empty side, {len(long)} are"
-                f" longer than {self.longest} tokens, `longest`",
-                stacklevel=3,
-            )
-        kept = [place for place in range(len(source)) if place not in left]
-        return ([source[i] for i in kept], [target[i] for i in kept]), {"empty": empty, "long": long}
-
     def asked(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of sentences to translate."""
         if isinstance(sentences, str):
@@ -374,12 +339,3 @@ class Translator(BaseEstimator):  # type: ignore[misc]
 def tokens_of(batch: PairBatch) -> int:
     """How many target tokens are to be said."""
     return int((batch.target[:, 1:] != PADDING).sum())
-
-
-def warn_of_equals(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Where most sources are their own targets, one file was given twice."""
-    equal = sum(one.strip() == other.strip() for one, other in zip(sources, targets, strict=True))
-    if 2 * equal > len(sources):
-        warnings.warn(
-            f"{equal} of {len(sources)} targets are the same as their sources: is one file given twice?", stacklevel=3
-        )
