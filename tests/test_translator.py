@@ -83,7 +83,7 @@ def test_every_model_learns_is_saved_and_one_seed_gives_one_result(model, tmp_pa
     first.save(tmp_path / "model")
     assert regard.load(tmp_path / "model").translate(pairs[0][:5], beam=3) == written
     if model == "rnn":
-        with pytest.raises(ValueError, match="no attention"):
+        with pytest.raises(ValueError, match="without attention looks at nothing"):
             first.evidence("4 July 1976")
     else:
         assert first.evidence("4 July 1976", "1976").weight.shape == (5, 11)
@@ -178,9 +178,9 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         Translator(**TINY | settings).fit(*dates(60))
 
 
-@pytest.mark.parametrize("beam", [0, -1])
+@pytest.mark.parametrize("beam", [0, -1, 2.5])
 def test_a_beam_of_nothing_is_refused(fitted, beam):
-    with pytest.raises(ValueError, match=f"size must be at least 1, got {beam}"):
+    with pytest.raises(ValueError, match=f"beam must be a whole number of at least 1, got {beam}"):
         fitted.translate(["4 July 1976"], beam=beam)
 
 

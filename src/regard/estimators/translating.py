@@ -29,6 +29,8 @@ def searched(
     longest   the most tokens of a target; twice the source's and some more are enough
     done      is told how many sentences are through, as it goes
     """
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        raise ValueError(f"beam must be a whole number of at least 1, got {size}")
     found: list[list[int]] = [[] for _ in sources]
     lengths = np.array([len(source) for source in sources], dtype=int)
     order = np.argsort(-lengths, kind="stable")
