@@ -10,7 +10,8 @@ from torch.testing import assert_close
 from regard import scores
 from regard.estimators import metric
 from regard.estimators.local import local_linear
-from regard.estimators.metric import Rounded, Sample, Stretch, Trial, drawn, held_out, learn, stages, standardised
+from regard.estimators.metric import Rounded, Stretch, drawn, learn, stages
+from regard.estimators.trials import Sample, Trial, held_out, standardised
 from regard.masks import both
 
 KERNELS = [scores.Gaussian, scores.Laplace, scores.Epanechnikov, scores.Boxcar, scores.Tricube]

@@ -140,9 +140,15 @@ def test_a_loss_that_is_no_number_says_when_and_what_to_try(value):
         return [1.0, value] if epoch == 2 else [1.0]
 
     with pytest.raises(
-        FloatingPointError, match=rf"became {value} in epoch 2, batch 1: .*learning rate than 0.1, clip=1"
+        FloatingPointError, match=rf"became {value} in epoch 2, batch 1: .*learning rate than 0.1, or look for NaN"
     ):
         train(model, batches, towards(model, 1.0), optimizer=descent(model), epochs=5)
+
+
+def test_who_clips_is_told_to_clip_more():
+    model = Number()
+    with pytest.raises(FloatingPointError, match=r"learning rate than 0.1, clip=0.05, or look for NaN"):
+        train(model, lambda epoch: [math.nan], towards(model, 1.0), optimizer=descent(model), epochs=1, clip=0.5)
 
 
 def test_a_validation_that_is_nan_is_refused():

@@ -12,7 +12,8 @@
     regard translate model/ < in.txt > out.txt
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
-in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours.
+in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours. Ctrl-C is exit
+code 130, and a line that says what is left.
 """
 
 import sys
@@ -36,6 +37,10 @@ except ImportError:
     raise SystemExit(f"the command line needs typer: {tables.INSTALL}") from None
 
 
+STOPPED = 130
+"""What a shell says of a program that was ended by Ctrl-C."""
+
+
 class PlainGroup(typer.core.TyperGroup):
     """Verbs whose warnings, and the user's mistakes, are a line each on stderr."""
 
@@ -50,6 +55,9 @@ class PlainGroup(typer.core.TyperGroup):
             except (ValueError, OSError, ImportError, FloatingPointError) as error:
                 say(f"error: {error}")
                 raise typer.Exit(1) from None
+            except KeyboardInterrupt as stop:
+                say(f"stopped: {stop}" if str(stop) else "stopped")
+                raise typer.Exit(STOPPED) from None
 
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli.pictures import drawn
 from regard.cli.settings import settings_in
 from regard.data.text import read_text
+from regard.saving import CONFIG
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,8 +23,11 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     """
     from regard.estimators import Writer
 
-    writer = Writer(**settings_in(Writer, given))
-    writer.fit(Path(path), checkpoint=run_of(given["out"]), resume=given["resume"], board=given["board"])
+    writer, run = Writer(**settings_in(Writer, given)), run_of(given["out"])
+    try:
+        writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(what_is_left(run)) from None
     loss = writer.history_.validation[writer.history_.best_epoch]
     tokens = writer.tokenizer_.get_vocab_size()
     return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
@@ -32,6 +36,13 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
 def run_of(out: Path) -> Path:
     """Where the run is kept while it lasts."""
     return out.with_name(f"{out.name}.run")
+
+
+def what_is_left(run: Path) -> str:
+    """What a run that was stopped leaves, and how it goes on."""
+    if not (run / CONFIG).exists():
+        return "nothing was learned yet that could be kept"
+    return f"the run is kept in {run}; the same command with --resume goes on with it"
 
 
 def written(out: Path) -> None:

@@ -26,7 +26,7 @@ from regard.estimators.translating import searched
 from regard.estimators.translation_score import TranslationScore, translation_score
 from regard.layers.likelihood import cross_entropy
 from regard.progress import ProgressBar
-from regard.saving import write
+from regard.saving import array_of, write
 from regard.training import History, Team, train, warm_cosine
 
 VALIDATED = 1000
@@ -254,7 +254,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             "history": list(self.history_.validation),
             "left_out": self.left_out_,
         }
-        arrays = {name: tensor.numpy() for name, tensor in self.model_.state_dict().items()}
+        arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, self.vocabularies_.saved()
 
     @classmethod
@@ -266,7 +266,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         history = tuple(config["history"])
         translator.history_ = History((), history, int(np.argmin(history)))
         model = translator.make_model(translator.vocabularies_)
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
         translator.model_ = model.eval().requires_grad_(False)
         return translator
 
