@@ -32,8 +32,8 @@ PARAMETERS = {
     SOFTMAX: 2 * FEATURES,
 }
 CASES: dict[Case, str] = {
-    "linear": "The answer is linear attention:\nit is found with half as many bags as the full form needs",
-    "softmax": "The answer is softmax attention:\nno quadratic form finds it, whatever the number of bags",
+    "linear": "The answer is linear attention:\nit takes half the bags of the full form",
+    "softmax": "The answer is softmax attention:\nno quadratic form ever finds it",
 }
 
 

@@ -19,7 +19,7 @@ def tall(height: float) -> Any:
 
 def draw_bags(bags: Sequence[tuple[Array, Array]]) -> Any:
     """A row for each bag: its digits [n, 64], and below each its weight, of [n], as a bar."""
-    figure = tall(0.95 * len(bags) + 0.2)
+    figure = tall(0.95 * len(bags) + 0.4)
     wide = max(len(weights) for _, weights in bags)
     grid = figure.subplots(len(bags), wide, squeeze=False)
     for row, (pixels, weights) in zip(grid, bags, strict=True):
@@ -31,6 +31,7 @@ def draw_bags(bags: Sequence[tuple[Array, Array]]) -> Any:
             axes.barh(-1.2, 8 * weight, height=1.2, color=BLUE)
             axes.text(4, -2.2, f"{weight:.0%}", ha="center", va="top", fontsize="small")
             axes.set(xlim=(0, 8), ylim=(-5, 8))
+    figure.supxlabel("bars: the weight of each digit in its bag", fontsize="medium")
     return figure
 
 
@@ -51,7 +52,7 @@ def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int
     """A row for each image [h, w]: itself, then each cell (y, x) that looks in a frame, and its weights [h, w]."""
     from matplotlib.patches import Rectangle
 
-    figure = tall(1.5 * len(images) + 0.3)
+    figure = tall(1.35 * len(images) + 0.3)
     grid = figure.subplots(len(images), 1 + max(map(len, looks)), squeeze=False)
     for row, image, some in zip(grid, images, looks, strict=True):
         row[0].imshow(image, cmap="Greys")
@@ -63,6 +64,6 @@ def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int
             axes.set_xticks([])
             axes.set_yticks([])
     grid[0, 0].set_title("the digit", fontsize="medium")
-    for axes in grid[0, 1:]:
-        axes.set_title("framed cell looks", fontsize="small")
+    for number, axes in enumerate(grid[0, 1:], 1):
+        axes.set_title(f"cell {number} looks", fontsize="medium")
     return figure

@@ -43,10 +43,10 @@ def words() -> Iterator[Finding]:
         after = float((layer(other, mask=causal) - layer(first, mask=causal))[:-1].abs().max())
         without = float((layer(other) - layer(first))[:-1].abs().max())
         looks = [
-            ("in this order", layer.look(first), SENTENCE),
-            ("swapped: same rows", layer.look(then), SWAPPED),
-            ("swapped, positions", layer.look(places(then)), SWAPPED),
-            ("causal mask", layer.look(first, mask=causal), SENTENCE),
+            ("dog bit man", layer.look(first), SENTENCE),
+            ("man bit dog: same rows", layer.look(then), SWAPPED),
+            ("… with positions", layer.look(places(then)), SWAPPED),
+            ("causal: no future", layer.look(first, mask=causal), SENTENCE),
         ]
     yield Row("two words swapped", "self-attention", "change", plain, "with positions", placed, lower=True)
     yield Row("another last word", "causal mask", "change before", after, "no mask", without, lower=True)
@@ -54,9 +54,9 @@ def words() -> Iterator[Finding]:
         "order",
         draw_maps([(title, look.numpy(), some) for title, look, some in looks], 5.6),  # type: ignore[union-attr]
         "Without positions, it cannot tell who bit whom",
-        "A row is a word that looks, a column a word that is looked at. Swap the words, and the rows of the map are"
-        " swapped and nothing else: attention is permutation-equivariant. Positions, added to the words, change that."
-        " Under the causal mask a word sees itself and what came before.",
+        "A row is a word that looks, a column a word that is looked at; white is 0, dark blue 1. Swap"
+        " the words, and the rows of the map are swapped and nothing else: attention is permutation-equivariant."
+        " Positions, added to the words, change that. Under the causal mask a word sees itself and what came before.",
         "Four maps of five words by five words. The second has the rows and columns of the first in another order, the"
         " third differs, the fourth is empty above its diagonal.",
     )
@@ -107,16 +107,18 @@ def two_rules(quick: bool) -> Iterator[Finding]:
         models[0](test[:1])
     (found,) = seen.values()
     shown = [LETTERS[letter] for letter in test[0].tolist()]
+    place = torch.arange(LENGTH)
+    on = [[float(weights[place, rule].mean()) for rule in (place - 1, LENGTH - 1 - place)] for weights in found[0][0]]
+    said = "; ".join(f"head {number} {on[number][0]:.0%} and {on[number][1]:.0%}" for number in range(HEADS))
     maps = [(f"head {number}", weights.numpy(), shown) for number, weights in enumerate(found[0][0])]
     yield Picture(
         "heads",
         draw_maps(maps, 3.0),
-        "Two rules, two heads: each has taken one",
-        "The block must say, at each place, the letter before it and the letter as far from the other end. Nobody said"
-        " which head is for what: one has come to look one place back, along the diagonal, the other at the opposite"
-        f" place, across it. Without positions both rules are guessing: {scores[1]:.0%} right.",
-        "Two maps of ten letters by ten. One head's weights lie just below the diagonal, the other's on the"
-        " anti-diagonal.",
+        "Two rules, two heads: they have shared the work",
+        "The block must say, at each place, the letter before it and the letter as far from the other end. Nobody told"
+        " a head what to look at. Of their weight, one place back and at the opposite place, they have come to put:"
+        f" {said}. Without positions both rules are guessing: {scores[1]:.0%} right.",
+        f"Two maps of ten letters by ten. Weights just below the diagonal and on the anti-diagonal: {said}.",
     )
 
 
@@ -165,9 +167,9 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
         "cells",
         draw_looks(networks[True], x, y),
         "A cell that sees 3 × 3 pixels asks the rest of the digit",
-        "A frame marks the cell that looks, blue where it looks; the grey line is the digit. One convolution sees 3 × 3"
-        f" pixels and knows strokes, not digits: {scores[False]:.0%} right. With attention between it and the pooling,"
-        f" a cell also knows what is elsewhere: {scores[True]:.0%}.",
+        "A frame marks the cell that looks, and dark blue where it looks most; the grey line is the"
+        f" digit. One convolution sees 3 × 3 pixels and knows strokes, not digits: {scores[False]:.0%} right. With"
+        f" attention between it and the pooling, a cell also knows what is elsewhere: {scores[True]:.0%}.",
         "Rows of a hand-written digit and maps of what three of its cells look at: other parts of the digit's strokes.",
     )
 

@@ -35,20 +35,20 @@ a { color: var(--link); }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; margin: 1rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; }
-td.number { font-variant-numeric: tabular-nums; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 0 2rem;
-  align-items: start; }
-figure { margin: .5rem 0 1rem; min-width: 0; }
+.better { font-weight: 600; }
+.findings { columns: 27rem 2; column-gap: 2rem; }
+figure { margin: 0; padding: .5rem 0 1rem; break-inside: avoid; }
 figure img { display: block; width: 100%; height: auto; background: #ffffff; border: 1px solid var(--line);
   border-radius: .4rem; padding: .4rem; }
 pre { background: var(--wash); border: 1px solid var(--line); border-radius: .4rem; padding: .7rem; margin: .5rem 0;
   font: .85rem/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; }
 @media (max-width: 46rem) {
-  thead { position: absolute; clip-path: inset(50%); }
+  thead { display: none; }
   tr { display: block; padding: .6rem 0; border-bottom: 1px solid var(--line); }
   td { display: grid; grid-template-columns: 5.5rem 1fr; border: 0; padding: .1rem 0; }
-  td::before { content: attr(data-name); color: var(--soft); }
+  td:first-child { display: block; }
+  td + td::before { content: attr(data-name); color: var(--soft); font-weight: 400; }
 }
 """
 COLUMNS = ("Station", "Data", "Model", "Score", "Baseline", "Seconds")
@@ -107,9 +107,9 @@ def table(done: "Sequence[Visited]") -> str:
     lines = []
     for visit in done:
         link = f'<a href="#{visit.station.name}">{escaped(visit.station.title)}</a>'
-        lines += [line([link, *map(escaped, cells(row, seconds))]) for row, seconds in visit.rows]
+        lines += [line([link, *map(escaped, cells(row, seconds))], row.better) for row, seconds in visit.rows]
         if visit.error:
-            lines.append(line([link, f'<span class="alarm">failed: {escaped(visit.error)}</span>', "", "", "", ""]))
+            lines.append(f'<tr><td>{link}</td><td colspan="5" class="alarm">failed: {escaped(visit.error)}</td></tr>\n')
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{''.join(lines)}</tbody></table>\n"
 
@@ -125,10 +125,12 @@ def number(value: float) -> str:
     return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def line(contents: Sequence[str]) -> str:
+def line(contents: Sequence[str], better: bool) -> str:
     """A line of the table; on a phone, each cell stands below the other with its name."""
+    marks = {"Score": ' class="better"'} if better else {}
     made = "".join(
-        f'<td data-name="{name}">{content}</td>' for name, content in zip(COLUMNS, contents, strict=True) if content
+        f'<td data-name="{name}"{marks.get(name, "")}>{content}</td>'
+        for name, content in zip(COLUMNS, contents, strict=True)
     )
     return f"<tr>{made}</tr>\n"
 
@@ -148,7 +150,7 @@ def section(out: Path, visit: "Visited") -> str:
         )
     return (
         f'<section id="{station.name}">\n<h2>{escaped(station.title)}</h2>\n<p>{escaped(station.text)}</p>\n'
-        f'{failed}<div class="grid">\n{shown}</div>\n{tried}</section>\n'
+        f'{failed}<div class="findings">\n{shown}</div>\n{tried}</section>\n'
     )
 
 
