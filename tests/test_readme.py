@@ -47,10 +47,9 @@ def test_the_example_learns_and_draws(tmp_path, monkeypatch, capsys):
     assert image.std() > 0.1
 
 
-def test_attention_needs_fewer_bags_in_the_example(tmp_path, monkeypatch, capsys):
+def test_attention_needs_fewer_bags_in_the_example(tmp_path, capsys):
     example = runpy.run_path(str(ROOT / "examples" / "bag_samples.py"))
-    monkeypatch.setitem(example["main"].__globals__, "COUNTS", (20, 60))
-    example["main"](tmp_path / "deep" / "bags.png", 1)
+    example["main"](tmp_path / "deep" / "bags.png", 1, counts=(20, 60))
     rows = re.findall(r"^(\w+) +(\D+?\d?) +([\d.]+) +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
     last = {(case, name): float(error) for case, name, _, error in rows}
     assert len(last) == 10

@@ -10,6 +10,7 @@
     regard write model/ --prompt "Once upon a time"
     regard fit pairs.tsv --kind translator --out model/                        sentences, source TAB target
     regard translate model/ < in.txt > out.txt
+    regard tour                                                                every system on a small case
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
 in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours. Ctrl-C is exit
@@ -298,6 +299,20 @@ def info(folder: Folder) -> None:
     wide = max(map(len, told))
     for name, value in told.items():
         typer.echo(f"{name:<{wide}}  {value}")
+
+
+@app.command()
+def tour(
+    out: Annotated[Path, typer.Option(help="The folder for the page, its pictures and the models.")] = Path("tour"),
+    only: Annotated[str, typer.Option(help="Some stations, by name: kernel,bags,layer,transformer.")] = "",
+    seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Less data and fewer steps: under a minute.")] = False,
+) -> None:
+    """See every system work on a small case: a table, and a page with what each looked at."""
+    from regard.cli.tour import run
+
+    if not run(out, only, seed, quick):
+        raise typer.Exit(1)
 
 
 def refuse(ctx: typer.Context, form: Any) -> None:

@@ -1,0 +1,98 @@
+"""The Transformer: blocks of heads, stacked. A small one learns to write from Python's own manual.
+
+p(t₁ … t_n) = Π p(tᵢ | t₁ … tᵢ₋₁)        x ← x + heads(norm(x))        x ← x + feed_forward(norm(x))
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from regard.estimators import Writer
+from regard.tour.drawing import draw_maps
+from regard.tour.station import Finding, Passage, Picture, Row, Saved, Station
+
+HELD = 20_000
+"""Characters at the end of the text that nothing learns from."""
+PROMPT, LINE = "The statement", "def f(self):"
+
+
+def manual() -> str:
+    """Python's manual of its own language: every machine that runs this has it."""
+    import pydoc_data.topics
+
+    return "\n".join(pydoc_data.topics.topics.values())
+
+
+def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+    """A language model of characters, against counts of what follows two."""
+    text = manual()
+    learned, held = text[:-HELD], text[-HELD:]
+    settings = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 128, "size": 128, "steps": 700}
+    writer = Writer(
+        blocks=2,
+        heads=4,
+        learning_rate=4e-3,
+        dropout=0.0,
+        validate_every=100,
+        random_state=seed,
+        **settings,  # type: ignore[arg-type]
+    ).fit(learned)
+    yield Row(
+        "Python's manual",
+        "Writer, 2 blocks",
+        "perplexity",
+        writer.perplexity(held),
+        "trigrams",
+        trigrams(learned, held),
+        True,
+    )
+    yield Passage(
+        "What it writes",
+        f"It has read {len(learned):,} characters, {settings['steps']} times a few thousand of them, and goes on from"
+        f" “{PROMPT}”, a character at a time. The words are its own; it was never told what a word is.",
+        writer.write(PROMPT, 120 if quick else 400, temperature=0.6, seed=seed),
+    )
+    evidence = writer.evidence(LINE, top=len(LINE))
+    shown = [character.replace(" ", "␣") for character in evidence.tokens]
+    blocks, heads = evidence.index.shape[:2]
+    yield Picture(
+        "heads",
+        draw_maps(
+            [
+                (f"block {block}, head {head}", evidence.matrix(block, head), shown)
+                for block in range(blocks)
+                for head in range(heads)
+            ],
+            10.0,
+        ),
+        "Heads look at different things, and never ahead",
+        "A row is a character that looks back, dark is what it looks at. Nothing is above the diagonal: the mask is"
+        " causal. Some heads look at the character before, some further back.",
+        f"Eight maps of the characters of {LINE!r}, one for each head of two blocks, all empty above the diagonal.",
+    )
+    place = writer.save(folder / "writer")
+    yield Saved(place, (f'regard write {place} --prompt "{PROMPT}" --temperature 0.6', f"regard info {place}"))
+
+
+def trigrams(learned: str, held: str, smooth: float = 0.1) -> float:
+    """The perplexity of a text by how often each character followed the two before it, `smooth` added to all counts."""
+    three = Counter(zip(learned, learned[1:], learned[2:], strict=False))
+    two = Counter(pairwise(learned))
+    letters = len(set(learned))
+    loss = 0.0
+    for first, second, third in zip(held, held[1:], held[2:], strict=False):
+        loss -= math.log((three[first, second, third] + smooth) / (two[first, second] + smooth * letters))
+    return math.exp(loss / (len(held) - 2))
+
+
+STATION = Station(
+    "transformer",
+    "The Transformer",
+    "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. Trained to say the next"
+    " character, it writes.",
+    visit,
+    findings=4,
+    threads=None,
+)
