@@ -11,18 +11,18 @@ from typer.testing import CliRunner
 from regard.cli import app
 
 
-def run(*words, code=0):
-    """A verb, run here; what it printed."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+def run(*words, code=0, given=None):
+    """A verb, run here, with what is given on stdin; what it printed."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.stderr
     return result
 
 
-def refused(*words):
+def refused(*words, given=None):
     """The one line that a user gets who made a mistake, without the word for it."""
-    result = run(*words, code=1)
+    result = run(*words, code=1, given=given)
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
