@@ -22,6 +22,7 @@ bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on rea
 	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.language $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.translation $(if $(DATA),--data $(DATA))
 
 format: $(READY)
 	$(BIN)/ruff format .
