@@ -30,7 +30,7 @@ def test_the_code_of_the_readme_prints_what_it_says(code, printed):
 
 
 def test_links_in_the_documents_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists() or target.startswith("https://"), f"{page.name}: {target}"
 
@@ -58,7 +58,23 @@ def test_attention_needs_fewer_bags_in_the_example(tmp_path, capsys):
     assert torch.tensor(matplotlib.image.imread(tmp_path / "deep" / "bags.png")).std() > 0.1
 
 
-@pytest.mark.parametrize("page", ["bags", "language", "tables"])
+CHAPTERS = sorted(f"course/{page.stem}" for page in (ROOT / "docs" / "course").glob("*.md"))
+
+
+def test_every_chapter_is_a_formula_a_line_and_an_exercise():
+    assert CHAPTERS
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for chapter in CHAPTERS:
+        text = (ROOT / "docs" / f"{chapter}.md").read_text()
+        assert text.count("# this is the line") == 1, chapter
+        assert re.search(r"regard\.attend\(.*# this is the line", text), chapter
+        for part in ("## What to notice", "## Exercise"):
+            assert part in text, chapter
+        assert re.search(r"^    \S.*[=←]", text, re.MULTILINE), chapter
+        assert f"{chapter}.md" in nav
+
+
+@pytest.mark.parametrize("page", ["bags", "language", "tables", *CHAPTERS])
 def test_the_code_in_the_documents_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert blocks
