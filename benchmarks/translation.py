@@ -42,7 +42,6 @@ from regard.layers import Block, Decoder, Encoder, FeedForward, MultiHeadAttenti
 from regard.layers.likelihood import cross_entropy
 from regard.masks import padding
 from regard.models.recurrent import Bahdanau, bahdanau
-from regard.models.recurrent.parts import cell_step, weights_of
 from regard.models.transformer import Embedding, Transformer
 
 MODULE = "benchmarks.translation"
@@ -198,16 +197,15 @@ def step_by_step(model: Bahdanau) -> Callable[[PairBatch], Tensor]:
     def loss(batch: PairBatch) -> Tensor:
         read, told = batch.target[:, :-1], batch.target[:, 1:]
         memory = model.encode(batch.source, batch.lengths)
-        state = model.first(memory, batch.lengths)[0]
-        weights = weights_of(model.decoder)
+        [[state]] = model.first(memory, batch.lengths)
         logits = []
         for place in range(read.shape[1]):
             word = model.target(read[:, place : place + 1])
-            weight = look(state[0].unsqueeze(1), memory, score=model.score, mask=padding(batch.lengths))
-            context = (weight @ memory).squeeze(1)
-            joined = torch.cat([word.squeeze(1), context], dim=-1)
-            state = cell_step(functional.linear(joined, weights.input, weights.input_bias), state, weights)
-            row = model.dropout(model.output(state[0], context, word.squeeze(1)))
+            weight = look(state.unsqueeze(1), memory, score=model.score, mask=padding(batch.lengths))
+            context = weight @ memory
+            _, moved = model.decoder(torch.cat([word, context], dim=-1), state.unsqueeze(0))
+            state = moved[0]
+            row = model.dropout(model.output(state, context.squeeze(1), word.squeeze(1)))
             logits.append(model.logits(row))
         return plain_loss(torch.stack(logits, dim=1), told)
 
