@@ -8,8 +8,10 @@ from torch.testing import assert_close
 
 import regard
 from regard.engines import fused, short
+from regard.engines.job import Job
 from regard.engines.stream import Stream
 from regard.masks import both, causal, padding
+from regard.weighing import softmax
 
 LENGTHS = torch.tensor([3, 7, 1, 0, 5])
 MASKS = {
@@ -74,6 +76,17 @@ def test_log_weights_are_those_of_the_parts():
     assert_close(job.mean, regard.attend(*given, mask=MASKS["both"], engine="dense"))
     scores = (given[0] @ given[1].mT / 2).masked_fill(regard.look(*given[:2], mask=MASKS["both"]) == 0, -math.inf)
     assert_close(job.log_weight, scores.logsumexp(dim=-1))
+
+
+def test_log_weights_have_gradients_too():
+    given, drawn = case(), torch.randn(5, 3, 11, dtype=torch.float64)
+    fold, *vectors = fused.prepared(Job(*given, regard.scores.scaled_dot, None, softmax, 0.0), 0, (512, 512))
+    _, log_weight = short.Together.apply(fold, *vectors)
+    plain = (given[0] @ given[1].mT / 2).logsumexp(dim=-1)
+    for one, other in zip(
+        torch.autograd.grad(log_weight, given[:2], drawn), torch.autograd.grad(plain, given[:2], drawn), strict=True
+    ):
+        assert_close(one, other)
 
 
 def test_who_sees_nothing_gets_zeros_and_no_nan():
