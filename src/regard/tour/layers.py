@@ -170,7 +170,7 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
         "A frame marks the cell that looks, and dark blue where it looks most; the grey line is the"
         f" digit. One convolution sees 3 × 3 pixels and knows strokes, not digits: {scores[False]:.0%} right. With"
         f" attention between it and the pooling, a cell also knows what is elsewhere: {scores[True]:.0%}.",
-        "Three rows: a hand-written digit, and maps of what three of its cells look at. Some look at a spot or two, some"
+        "Three rows: a hand-written digit, and maps of what three of its cells look at. Some look at a spot, some"
         " at much of the image.",
     )
 
