@@ -108,6 +108,7 @@ def two_rules(quick: bool) -> Iterator[Finding]:
     (found,) = seen.values()
     shown = [LETTERS[letter] for letter in test[0].tolist()]
     place = torch.arange(LENGTH)
+    place = place[(place - 1) % LENGTH != LENGTH - 1 - place]  # where the rules ask for two letters
     on = [[float(weights[place, rule].mean()) for rule in (place - 1, LENGTH - 1 - place)] for weights in found[0][0]]
     said = "; ".join(f"head {number} {on[number][0]:.0%} and {on[number][1]:.0%}" for number in range(HEADS))
     maps = [(f"head {number}", weights.numpy(), shown) for number, weights in enumerate(found[0][0])]
