@@ -25,7 +25,7 @@ bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on rea
 
 docs: $(READY)  ## the documentation as a site: site/index.html
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(READY)
 	$(BIN)/ruff format .

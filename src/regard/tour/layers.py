@@ -108,6 +108,7 @@ def two_rules(quick: bool) -> Iterator[Finding]:
     (found,) = seen.values()
     shown = [LETTERS[letter] for letter in test[0].tolist()]
     place = torch.arange(LENGTH)
+    place = place[(place - 1) % LENGTH != LENGTH - 1 - place]  # where the rules ask for two letters
     on = [[float(weights[place, rule].mean()) for rule in (place - 1, LENGTH - 1 - place)] for weights in found[0][0]]
     said = "; ".join(f"head {number} {on[number][0]:.0%} and {on[number][1]:.0%}" for number in range(HEADS))
     maps = [(f"head {number}", weights.numpy(), shown) for number, weights in enumerate(found[0][0])]
@@ -170,7 +171,8 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
         "A frame marks the cell that looks, and dark blue where it looks most; the grey line is the"
         f" digit. One convolution sees 3 × 3 pixels and knows strokes, not digits: {scores[False]:.0%} right. With"
         f" attention between it and the pooling, a cell also knows what is elsewhere: {scores[True]:.0%}.",
-        "Rows of a hand-written digit and maps of what three of its cells look at: other parts of the digit's strokes.",
+        "Three rows: a hand-written digit, and maps of what three of its cells look at. Some look at a spot, some"
+        " at much of the image.",
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from regard.estimators import Writer
 from regard.tour.drawing import draw_maps
 from regard.tour.station import Finding, Passage, Picture, Row, Saved, Station
@@ -16,6 +18,8 @@ from regard.tour.station import Finding, Passage, Picture, Row, Saved, Station
 HELD = 20_000
 """Characters at the end of the text that nothing learns from."""
 PROMPT, LINE = "The statement", "def f(self):"
+SHOWN = 4
+"""Heads in the picture."""
 
 
 def manual() -> str:
@@ -56,21 +60,18 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     evidence = writer.evidence(LINE, top=len(LINE))
     shown = [character.replace(" ", "␣") for character in evidence.tokens]
-    blocks, heads = evidence.index.shape[:2]
+    maps = [
+        (f"block {block}, head {head}", evidence.matrix(block, head), shown)
+        for block, head in np.ndindex(*evidence.index.shape[:2])
+    ]
+    sharpest = sorted(maps, key=lambda found: -found[1].max(axis=1)[1:].mean())[:SHOWN]
     yield Picture(
         "heads",
-        draw_maps(
-            [
-                (f"block {block}, head {head}", evidence.matrix(block, head), shown)
-                for block in range(blocks)
-                for head in range(heads)
-            ],
-            10.0,
-        ),
+        draw_maps(sorted(sharpest, key=lambda found: found[0]), 5.4),
         "Heads look at different things, and never ahead",
-        "A row is a character that looks back, dark is what it looks at. Nothing is above the diagonal: the mask is"
-        " causal. Some heads look at the character before, some further back.",
-        f"Eight maps of the characters of {LINE!r}, one for each head of two blocks, all empty above the diagonal.",
+        f"The {SHOWN} of {len(maps)} heads that look most sharply. A row is a character that looks back, dark is what"
+        " it looks at. Nothing is above the diagonal: the mask is causal.",
+        f"Maps of the characters of {LINE!r}, one for each of {SHOWN} heads, all empty above the diagonal.",
     )
     place = writer.save(folder / "writer")
     yield Saved(place, (f'regard write {place} --prompt "{PROMPT}" --temperature 0.6', f"regard info {place}"))
