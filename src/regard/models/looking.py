@@ -127,7 +127,7 @@ class Recurrence(torch.autograd.Function):
         ctx.kept = states, memory, gates, weights, chosen, queries, means, betas, contexts
         ctx.hard = draw is not None
         ctx.mark_non_differentiable(chosen)
-        return tuple(part.transpose(0, 1) for part in (states[1:], contexts, weights)) + (chosen.T,)
+        return (*(part.transpose(0, 1) for part in (states[1:], contexts, weights)), chosen.T)
 
     @staticmethod
     @once_differentiable
