@@ -193,7 +193,7 @@ def test_another_text_of_the_same_length_does_not_go_on(tmp_path, monkeypatch):
     settings = SMALL | {"steps": 12, "validate_every": 5}
     with pytest.raises(KeyboardInterrupt):
         Writer(**settings).fit(LINE * 20, checkpoint=tmp_path / "run")
-    with pytest.raises(ValueError, match="holds a run with text="):
+    with pytest.raises(ValueError, match="holds a run with data="):
         Writer(**settings).fit(LINE[::-1] * 20, checkpoint=tmp_path / "run", resume=True)
     calls.clear()
     monkeypatch.setattr(LanguageModel, "loss", lambda model, batch: (calls.append(1), loss(model, batch))[1])

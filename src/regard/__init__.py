@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NadarayaWatson,
         NadarayaWatsonClassifier,
         QuadraticRegressor,
+        Translator,
         Writer,
         load,
     )
@@ -46,6 +47,7 @@ __all__ = [
     "NadarayaWatsonClassifier",
     "Plan",
     "QuadraticRegressor",
+    "Translator",
     "Writer",
     "as_bags",
     "attend",

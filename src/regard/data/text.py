@@ -67,23 +67,37 @@ def is_file(text: str) -> bool:
         return False
 
 
-def characters(text: str) -> "Tokenizer":
-    """A token for each character of a text.
+def characters(text: Iterable[str], special: tuple[str, ...] = (), *, lower: bool = False) -> "Tokenizer":
+    """A token for each character of a text; the special ones are the first.
 
     >>> tokenizer = characters("banana")
     >>> tokenizer.encode("nab").ids, tokenizer.decode([2, 3, 3]), tokenizer.encode("x").tokens
     ([3, 1, 2], 'bnn', ['�'])
     """
     package = tokenizers()
-    vocabulary = {UNKNOWN: 0} | {one: place + 1 for place, one in enumerate(sorted(set(text) - {UNKNOWN}))}
+    seen = {one for part in text for one in (part.lower() if lower else part)}
+    first = [*special, UNKNOWN]
+    vocabulary = {token: place for place, token in enumerate([*first, *sorted(seen - {UNKNOWN})])}
     tokenizer = package.Tokenizer(package.models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    if lower:
+        tokenizer.normalizer = package.normalizers.Lowercase()
     tokenizer.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = package.decoders.Fuse()
     return tokenizer  # type: ignore[no-any-return]
 
 
-def pieces(texts: Iterable[str], vocabulary: int, special: tuple[str, ...] = (), *, lower: bool = False) -> "Tokenizer":
+def pieces(
+    texts: Iterable[str],
+    vocabulary: int,
+    special: tuple[str, ...] = (),
+    *,
+    lower: bool = False,
+    sentences: bool = False,
+) -> "Tokenizer":
     """BPE over bytes with at most so many tokens, of which the special ones are the first.
+
+    Special tokens are never found in a text: a text that has their letters in it has those letters. `sentences`: each
+    text begins as if a blank stood before it, so that its first word is the same pieces as anywhere else.
 
     >>> tokenizer = pieces(["the cat sat on the mat"] * 9, vocabulary=280)
     >>> tokenizer.decode(tokenizer.encode("the hat ☃").ids)
@@ -97,7 +111,7 @@ def pieces(texts: Iterable[str], vocabulary: int, special: tuple[str, ...] = (),
     tokenizer = package.Tokenizer(package.models.BPE())
     if lower:
         tokenizer.normalizer = package.normalizers.Lowercase()
-    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
     tokenizer.decoder = package.decoders.ByteLevel()
     trainer = package.trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -106,15 +120,18 @@ def pieces(texts: Iterable[str], vocabulary: int, special: tuple[str, ...] = (),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.encode_special_tokens = True
     return tokenizer  # type: ignore[no-any-return]
 
 
 def restored(saved: str) -> "Tokenizer":
     """The tokenizer that was saved as this text."""
     try:
-        return tokenizers().Tokenizer.from_str(saved)  # type: ignore[no-any-return]
+        tokenizer = tokenizers().Tokenizer.from_str(saved)
     except Exception as error:  # the package has no error of its own
         raise ValueError(f"the tokenizer is broken: {error}") from None
+    tokenizer.encode_special_tokens = True  # which is not saved with it
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def encoded(tokenizer: "Tokenizer", text: str) -> list[int]:

@@ -3,16 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+from regard.estimators.alignment import Alignment
 from regard.estimators.bag_evidence import BagEvidence
 from regard.estimators.bags import BagClassifier, BagRegressor
 from regard.estimators.evidence import Evidence
 from regard.estimators.kernel import NadarayaWatson, NadarayaWatsonClassifier
 from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.estimators.text_evidence import TextEvidence
+from regard.estimators.translation_score import TranslationScore
+from regard.estimators.translator import Translator
 from regard.estimators.writer import Writer
 from regard.saving import read
 
 __all__ = [
+    "Alignment",
     "BagClassifier",
     "BagEvidence",
     "BagRegressor",
@@ -23,6 +27,8 @@ __all__ = [
     "NadarayaWatsonClassifier",
     "QuadraticRegressor",
     "TextEvidence",
+    "TranslationScore",
+    "Translator",
     "Writer",
     "load",
 ]
@@ -37,6 +43,7 @@ SAVED: dict[str, Any] = {
         NadarayaWatson,
         NadarayaWatsonClassifier,
         QuadraticRegressor,
+        Translator,
         Writer,
     )
 }

@@ -6,7 +6,6 @@ of `context` + 1 tokens, drawn at random; the last part of it is held out, and t
 
 import math
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,13 +15,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from regard.data import text as texts
 from regard.decoding import forbid, sample
+from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.text_evidence import TextEvidence, looked_at
 from regard.estimators.windows import Windows, mean_loss
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.saving import write
-from regard.training import Checkpoint, History, Team, train, warm_cosine
+from regard.training import History, Team, train, warm_cosine
 
 VALIDATED = 1 << 16
 """Tokens of the held-out part that a validation reads."""
@@ -129,7 +129,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             model = self.make_model(tokenizer)
             every = min(self.validate_every, self.steps)
-            optimizer = self.make_optimizer(model)
+            optimizer = adamw(model, self.learning_rate, self.weight_decay)
 
             def windows(epoch: int) -> Windows:
                 steps = min(every, self.steps - epoch * every)
@@ -148,7 +148,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
                 accumulate=self.accumulate,
                 count=lambda batch: batch[:, 1:].numel(),
                 unit="tokens",
-                checkpoint=self.make_checkpoint(checkpoint, resume, every, seed, content),
+                checkpoint=kept_run(self, checkpoint, resume, every=every, seed=seed, data=[content]),
                 board=board,
                 team=Team.found(),
                 describe="learning to write",
@@ -263,23 +263,11 @@ class Writer(BaseEstimator):  # type: ignore[misc]
 
     def check_settings(self) -> None:
         """What must hold of the settings, before a text is read."""
-        if self.tokens not in ("characters", "pieces"):
-            raise ValueError(f"tokens must be characters or pieces, got {self.tokens!r}")
-        for name in ("context", "blocks", "heads", "size", "steps", "batch_size", "accumulate", "validate_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
-        ranges = {"validation_fraction": (0, 1), "learning_rate": (0, math.inf), "clip": (0, math.inf)}
-        for name, (low, high) in ranges.items():
-            if not is_number(getattr(self, name)) or not low < getattr(self, name) < high:
-                raise ValueError(f"{name} must be a number above {low} and below {high}, got {getattr(self, name)!r}")
-        for name in ("weight_decay", "dropout", "warm"):
-            if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)!r}")
-        for name in ("vocabulary", "patience"):
-            value = getattr(self, name)
-            if not (name == "patience" and value is None) and (not is_number(value) or value < 1 or value % 1):
-                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        check_choice(self, tokens=("characters", "pieces"))
+        check_whole(self, ("context", "blocks", "heads", "size", "steps", "batch_size", "accumulate", "validate_every"))
+        check_whole(self, ("vocabulary",) if self.patience is None else ("vocabulary", "patience"))
+        check_between(self, validation_fraction=(0, 1), learning_rate=(0, math.inf), clip=(0, math.inf))
+        check_from_zero(self, weight_decay=math.inf, dropout=1, warm=math.inf)
 
     def check_length(self, learned: int, validated: int) -> None:
         """There must be a window to learn from, and something to be held out."""
@@ -307,28 +295,3 @@ class Writer(BaseEstimator):  # type: ignore[misc]
             head_size=self.head_size,
             dropout=self.dropout,
         )
-
-    def make_optimizer(self, model: LanguageModel) -> torch.optim.Optimizer:
-        """AdamW, where matrices decay and gains do not."""
-        kinds = ([p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim < 2])
-        groups = [{"params": kinds[0], "weight_decay": self.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
-
-    def make_checkpoint(
-        self, folder: str | Path | None, resume: bool, every: int, seed: int, content: str
-    ) -> Checkpoint | None:
-        """Where the run is kept, and what must be the same when it goes on."""
-        if folder is None:
-            if resume:
-                raise ValueError("resume=True needs the checkpoint folder of the run that is to go on")
-            return None
-        if self.random_state is None:
-            raise ValueError("a run with a checkpoint needs a seed, so that it can go on: set random_state")
-        about = {**saved_settings(self), "seed": seed, "text": sha256(content.encode()).hexdigest()}
-        del about["verbose"]
-        return Checkpoint(folder, every=every, resume=resume, about=about)
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a number, and not true or false."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,8 +10,7 @@ and `text_encoder` put together the usual ones from the sources' numbers: blocks
 (`head_size`).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
 from regard.layers.feed_forward import Activation
+from regard.layers.watch import watch
 from regard.masks import padding
 
 
@@ -102,7 +102,7 @@ class Transformer(nn.Module):
     source, target   an `Embedding` for each; they may be one
     encoder          an `Encoder`
     decoder          a `Decoder` whose blocks have cross-attention
-    read             from rows to logits; None: the target's own vectors, tied
+    read             from rows to logits, an `nn.Linear`; None: the target's own vectors, tied
 
     >>> import torch
     >>> model = transformer(50, 60, blocks=2, heads=4, size=32)
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         encoder: Encoder,
         decoder: Decoder,
         *,
-        read: Callable[[Tensor], Tensor] | None = None,
+        read: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.source, self.target = source, target
@@ -126,24 +126,43 @@ class Transformer(nn.Module):
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The logits of what follows each token of `target` `[batch, length]`: `[batch, length, vocabulary]`."""
-        return self.logits(self.rows(self.encode(source, lengths), lengths, target))
+        return self.logits(self.rows(source, lengths, target))
+
+    def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """The decoder's last rows `[batch, length, size]`, which logits are read from."""
+        return self.decoded(self.encode(source, lengths), lengths, target)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The memory `[batch, length, size]` of source tokens `[batch, length]`, of which `lengths` count."""
         memory: Tensor = self.encoder(self.source(source), mask=padding(lengths))
         return memory
 
-    def rows(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
-        """The decoder's last rows `[batch, length, size]`."""
+    def decoded(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
+        """The decoder's last rows `[batch, length, size]` over a memory."""
         start = cache.length if cache else 0
         found: Tensor = self.decoder(self.target(target, start), memory, memory_mask=padding(lengths), cache=cache)
         return found
 
     def logits(self, rows: Tensor) -> Tensor:
         """Scores of all tokens."""
-        if self.read is not None:
-            return self.read(rows)
-        return functional.linear(rows, self.target.token.weight)
+        return functional.linear(rows, *self.reader)
+
+    @property
+    def reader(self) -> tuple[Tensor, Tensor | None]:
+        """What logits are read with: a weight `[vocabulary, size]`, and a bias `[vocabulary]` or None."""
+        if self.read is None:
+            return self.target.token.weight, None
+        return self.read.weight, self.read.bias
+
+    def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """What each token of `target` looks at in the source, `[batch, target, source]`: the mean of the heads of all
+        blocks.
+        """
+        names = [f"decoder.blocks.{number}.cross" for number in range(len(self.decoder.blocks))]
+        with torch.no_grad(), watch(self, layers=names) as seen:
+            self.rows(source, lengths, target)
+        weights: list[Any] = [found for [found] in seen.values()]  # [batch, heads, target, source] each
+        return torch.cat(weights, dim=1).mean(dim=1)
 
     def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
         """The state that decoding starts from, with room for so many tokens."""
@@ -151,7 +170,7 @@ class Transformer(nn.Module):
 
     def step(self, state: Reading, tokens: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        rows = self.rows(state.memory, state.lengths, tokens.unsqueeze(1), state.cache)
+        rows = self.decoded(state.memory, state.lengths, tokens.unsqueeze(1), state.cache)
         return state, self.logits(rows[:, -1]).log_softmax(dim=-1)
 
 

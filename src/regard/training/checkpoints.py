@@ -39,6 +39,8 @@ class Checkpoint:
 
 NUMBERS = ("losses", "epoch_losses", "validations")
 """What a run has come to, step by step and epoch by epoch."""
+STATES = ("best", "recent")
+"""What it keeps beside the model's state now."""
 
 
 @dataclass
@@ -53,12 +55,13 @@ class Progressed:
     validations: list[float] = field(default_factory=list)
     best_epoch: int = 0
     best: dict[str, Tensor] | None = None
+    recent: list[dict[str, Tensor]] = field(default_factory=list)  # the states after the last epochs, to be averaged
     finished: bool = False
 
     def saved(self) -> dict[str, Any]:
-        """All but the best state, as JSON can hold it: numbers that are not finite are words."""
+        """All but the states, as JSON can hold it: numbers that are not finite are words."""
         numbers = {name: list(map(repr, getattr(self, name))) for name in NUMBERS}
-        return {name: value for name, value in vars(self).items() if name != "best"} | numbers
+        return {name: value for name, value in vars(self).items() if name not in STATES} | numbers
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Progressed":
@@ -78,6 +81,7 @@ def keep(
     state = optimizer.state_dict()
     arrays = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     arrays |= {f"best.{name}": tensor for name, tensor in (at.best or {}).items()}
+    arrays |= {f"recent.{i}.{name}": tensor for i, one in enumerate(at.recent) for name, tensor in one.items()}
     numbers: dict[str, Any] = {}
     for number, values in state["state"].items():
         for name, value in values.items():
@@ -127,6 +131,8 @@ def found(
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} holds a run of another model or optimizer: {error}") from None
     at.best = under("best.", tensors) or None
+    while state := under(f"recent.{len(at.recent)}.", tensors):
+        at.recent.append(state)
     return at
 
 

@@ -35,6 +35,7 @@ class History(NamedTuple):
     loss: tuple[float, ...]  # mean over the epoch's steps
     validation: tuple[float, ...]  # empty where there was no `validate`
     best_epoch: int  # whose state the model now has: the lowest validation, or else the last
+    averaged: int = 0  # of how many last epochs it has the mean of their states instead; 0: it does not
 
 
 def train(
@@ -47,6 +48,7 @@ def train(
     epochs: int,
     validate: Callable[[], float] | None = None,
     patience: int | None = None,
+    average: int = 1,
     clip: float | None = None,
     accumulate: int = 1,
     count: Callable[[Batch], int] = rows,
@@ -66,6 +68,7 @@ def train(
     validate    is called after every epoch, without gradients and in `eval` mode; lower is better, and the
                 model ends with the state of the best epoch
     patience    stops after so many epochs without a better validation
+    average     the mean of the states of so many last epochs is validated too, at the end, and taken where it is better
     clip        the largest norm that the gradient, of all that the optimizer changes, may have
     accumulate  batches to a step of the optimizer, for batches that do not fit into memory at once
     count       how much a batch is worth beside others in a step: its rows, or its tokens
@@ -84,7 +87,7 @@ def train(
     >>> round(line.weight.item(), 2)
     3.0
     """
-    check_settings(epochs, validate, patience, clip, accumulate)
+    check_settings(epochs, validate, patience, clip, accumulate, average)
     team = team or Team()
     at = (found(checkpoint, model, optimizer, schedule) if checkpoint else None) or Progressed()
     team.same(model)
@@ -101,13 +104,19 @@ def train(
                     at.best_epoch, at.best = at.epoch, copied_state(model)
                 bar.note(best=at.validations[at.best_epoch])
                 note("validation", at.validations[-1], at.steps)
+            at.recent = [*at.recent, copied_state(model)][-average:] if average > 1 else []
             stopped = patience is not None and at.epoch - at.best_epoch >= patience
             at.epoch += 1
             at.finished = stopped or at.epoch == epochs
             run.keep()
-    if at.best is not None:
+        averaged = len(at.recent) if len(at.recent) > 1 else 0
+        if averaged and validate is not None:
+            model.load_state_dict(mean_state(at.recent))
+            value = validated(model, validate, at.epoch, team)
+            averaged = averaged if value < at.validations[at.best_epoch] else 0
+    if at.best is not None and not averaged:
         model.load_state_dict(at.best)
-    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch)
+    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch, averaged)
 
 
 @dataclass
@@ -225,8 +234,22 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+def mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of some states; of what is counted in whole numbers, the last."""
+
+    def mean(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts).mean(dim=0) if parts[0].is_floating_point() else parts[-1]
+
+    return {name: mean([state[name] for state in states]) for name in states[-1]}
+
+
 def check_settings(
-    epochs: int, validate: Callable[[], float] | None, patience: int | None, clip: float | None, accumulate: int
+    epochs: int,
+    validate: Callable[[], float] | None,
+    patience: int | None,
+    clip: float | None,
+    accumulate: int,
+    average: int,
 ) -> None:
     """Settings that make no sense are refused before the first batch, not after an hour."""
     if epochs < 1:
@@ -239,6 +262,8 @@ def check_settings(
         raise ValueError(f"clip must be positive, got {clip}")
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+    if average < 1 or (average > 1 and validate is None):
+        raise ValueError(f"average must be at least 1, and 1 without validate, got {average}")
 
 
 @contextmanager

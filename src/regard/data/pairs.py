@@ -1,0 +1,130 @@
+"""Pairs of sentences: a source and its target, a line each, and batches of them with little padding.
+
+    read_lines("train.de"), read_lines("train.en")      two files, line by line
+    read_pairs("pairs.tsv")                             one file, source TAB target
+
+A batch has so many tokens, not so many rows, and sentences of about one length: little of it is padding.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.text import read_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PADDING, START, END = 0, 1, 2
+SPECIAL = ("<padding>", "<start>", "<end>")
+"""The first tokens of every vocabulary that sentences are written in."""
+
+
+class PairBatch(NamedTuple):
+    """Some pairs as a model takes them."""
+
+    source: Tensor  # [rows, n], padded behind
+    lengths: Tensor  # [rows]
+    target: Tensor  # [rows, m], from START to END, padded behind
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a file of UTF-8."""
+    lines = read_text(path).split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def read_pairs(path: str | Path) -> tuple[list[str], list[str]]:
+    """Sources and targets of a file with a tab between them; what comes behind a second tab is left alone."""
+    sources, targets = [], []
+    for number, line in enumerate(read_lines(path), 1):
+        cells = line.split("\t")
+        if len(cells) < 2:
+            raise ValueError(
+                f"{path} must have a source and a target in each line, with a tab between them, got none in line"
+                f" {number}: {line[:60]!r}"
+            )
+        sources.append(cells[0])
+        targets.append(cells[1])
+    return sources, targets
+
+
+def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Each source has its target, and both are sentences."""
+    for name, lines in (("sources", sources), ("targets", targets)):
+        if isinstance(lines, str):
+            raise TypeError(f"{name} must be a list of sentences, got one text: put it in a list")
+        wrong = next((place for place, line in enumerate(lines) if not isinstance(line, str)), None)
+        if wrong is not None:
+            raise TypeError(f"{name} must be texts, got {type(lines[wrong]).__name__} in place {wrong}")
+    if len(sources) != len(targets):
+        raise ValueError(f"each source needs its target, got {len(sources)} sources and {len(targets)} targets")
+    if not len(sources):
+        raise ValueError("there must be at least one pair of sentences, got none")
+
+
+def coded(tokenizer: "Tokenizer", lines: Sequence[str]) -> list[list[int]]:
+    """The tokens of each line."""
+    return [part.ids for part in tokenizer.encode_batch_fast(list(lines))]
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of tokens side by side, `[rows, longest]`."""
+    whole = torch.full((len(rows), max(map(len, rows))), PADDING)
+    for place, row in enumerate(rows):
+        whole[place, : len(row)] = torch.tensor(row)
+    return whole
+
+
+def pair_batch(sources: Sequence[list[int]], targets: Sequence[list[int]]) -> PairBatch:
+    """Pairs of tokens as a batch.
+
+    >>> pair_batch([[5, 6], [7]], [[8], [9, 9]]).target.tolist()
+    [[1, 8, 2, 0], [1, 9, 9, 2]]
+    """
+    lengths = torch.tensor([len(source) for source in sources])
+    return PairBatch(padded(sources), lengths, padded([[START, *target, END] for target in targets]))
+
+
+class TokenBatches:
+    """The batches of an epoch: pairs of about one length, at most so many tokens on either side, drawn by a seed.
+
+    Which pairs of one length are together, and which batch comes when, is drawn. How many batches there are is not.
+    """
+
+    def __init__(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]], tokens: int, seed: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.sources, self.targets = sources, targets
+        random = np.random.default_rng(seed)
+        source = np.array([len(row) for row in sources])
+        target = np.array([len(row) for row in targets]) + 1  # START, or END, with it
+        order = np.lexsort((random.random(len(source)), source, target))
+        self.groups = [order[group].tolist() for group in grouped(np.maximum(source, target)[order], tokens)]
+        random.shuffle(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[PairBatch]:
+        for group in self.groups:
+            yield pair_batch([self.sources[i] for i in group], [self.targets[i] for i in group])
+
+
+def grouped(lengths: Any, tokens: int) -> list[slice]:
+    """Neighbours together, such that a group's count times its longest is at most `tokens`; a longer one is alone.
+
+    >>> grouped([2, 3, 3, 9, 4], 9)
+    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    groups, start, longest = [], 0, 0
+    for place, length in enumerate(lengths):
+        longest = max(longest, int(length))
+        if place > start and longest * (place + 1 - start) > tokens:
+            groups.append(slice(start, place))
+            start, longest = place, int(length)
+    return [*groups, slice(start, len(lengths))]

@@ -1,0 +1,385 @@
+"""A translator on a user's own sentences: from one context vector to attention to the Transformer.
+
+The models are those of `regard.models.recurrent` and `regard.models.transformer`, the loop `regard.training`, the
+search `regard.decoding`. What is validated is what is asked for later: sentences that the model wrote itself, by BLEU.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from regard.data.pairs import PADDING, START, PairBatch, TokenBatches, check_pairs
+from regard.data.vocabularies import Vocabularies, vocabularies
+from regard.estimators.alignment import Alignment
+from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.seq2seq import CHOICES, Seq2Seq, seq2seq
+from regard.estimators.settings import saved_settings, seed_of
+from regard.estimators.translating import searched
+from regard.estimators.translation_score import TranslationScore, translation_score
+from regard.layers.likelihood import cross_entropy
+from regard.progress import ProgressBar
+from regard.saving import write
+from regard.training import History, Team, train, warm_cosine
+
+VALIDATED = 1000
+"""Sentences that a validation translates."""
+
+
+class Translator(BaseEstimator):  # type: ignore[misc]
+    """Learns to translate from pairs of sentences.
+
+    model            "transformer"; "bahdanau" or "luong", recurrent with attention; "rnn", recurrent without
+    tokens           "pieces": byte-level BPE, learned from the sentences; or "characters"
+    vocabulary       how many pieces
+    joint            one vocabulary for both languages, or one for each
+    lower            read and write lower case only
+    longest          the most tokens of a sentence; pairs with longer ones are left out, counted and reported
+    size             of the tokens' vectors, and of the Transformer's rows
+    hidden           of the Transformer's feed-forward, 4 · size where it is None; or of a recurrent state, 2 · size
+    blocks, heads    of the Transformer
+    cell, layers     of the recurrent models: "gru" or "lstm", and how many above each other
+    attention        of "luong": its score, "dot", "general", "concat" or "location"
+    window           of "luong": None, to look everywhere; "local-m", along the diagonal; "local-p", where the model
+                     predicts it; `radius`: how far such a window reaches to each side
+    input_feeding    of "luong": the last attention vector goes into the next step
+    dropout          the share that is dropped in training
+    epochs           passes over the pairs, of batches of at most `batch_tokens` tokens on either side
+    accumulate       batches to a step of the optimizer
+    learning_rate    of AdamW, after `warm` steps; it falls along a cosine. None: 3e-3 for "transformer", else 1e-3
+    smoothing        how much of each target is spread over the whole vocabulary
+    average          the mean of the weights after so many last epochs is tried too, and kept where it validates better
+    validation_fraction   of the pairs, held out, where `fit` is not given any to validate with
+    patience         stop after so many epochs without a better validation; None: go on to the end
+    random_state     a seed: one seed, one result
+    verbose          progress bars, where it takes longer than a second
+
+    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `left_out_`.
+
+    >>> from regard.data.dates import dates
+    >>> asked, right = dates(300, seed=0)
+    >>> translator = Translator("bahdanau", tokens="characters", size=16, epochs=1, verbose=False)
+    >>> len(translator.fit(asked, right).translate(["4 July 1976"]))
+    1
+    """
+
+    model_: Seq2Seq
+    vocabularies_: Vocabularies
+    history_: History
+    left_out_: dict[str, list[int]]
+
+    def __init__(
+        self,
+        model: Literal["transformer", "bahdanau", "luong", "rnn"] = "transformer",
+        *,
+        tokens: Literal["pieces", "characters"] = "pieces",
+        vocabulary: int = 8000,
+        joint: bool = True,
+        lower: bool = False,
+        longest: int = 200,
+        size: int = 256,
+        blocks: int = 3,
+        heads: int = 4,
+        hidden: int | None = None,
+        cell: Literal["gru", "lstm"] = "gru",
+        layers: int = 1,
+        attention: Literal["dot", "general", "concat", "location"] = "general",
+        window: Literal["local-m", "local-p"] | None = None,
+        radius: int = 10,
+        input_feeding: bool = True,
+        dropout: float = 0.3,
+        epochs: int = 30,
+        batch_tokens: int = 2048,
+        accumulate: int = 1,
+        learning_rate: float | None = None,
+        warm: int = 400,
+        weight_decay: float = 0.01,
+        smoothing: float = 0.1,
+        clip: float = 1.0,
+        average: int = 5,
+        validation_fraction: float = 0.05,
+        patience: int | None = None,
+        random_state: int | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self.model = model
+        self.tokens = tokens
+        self.vocabulary = vocabulary
+        self.joint = joint
+        self.lower = lower
+        self.longest = longest
+        self.size = size
+        self.blocks = blocks
+        self.heads = heads
+        self.hidden = hidden
+        self.cell = cell
+        self.layers = layers
+        self.attention = attention
+        self.window = window
+        self.radius = radius
+        self.input_feeding = input_feeding
+        self.dropout = dropout
+        self.epochs = epochs
+        self.batch_tokens = batch_tokens
+        self.accumulate = accumulate
+        self.learning_rate = learning_rate
+        self.warm = warm
+        self.weight_decay = weight_decay
+        self.smoothing = smoothing
+        self.clip = clip
+        self.average = average
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        validation: tuple[Sequence[str], Sequence[str]] | None = None,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+        board: str | Path | None = None,
+    ) -> Self:
+        """Learn from sentences and their translations.
+
+        validation   sources and targets to choose the best epoch by; a part of the pairs where it is not given
+        checkpoint   a folder for the run, written after each epoch; with `resume`, a run there goes on
+        board        a folder for TensorBoard
+        """
+        self.check_settings()
+        seed = seed_of(self.random_state)
+        check_pairs(sources, targets)
+        warn_of_equals(sources, targets)
+        if validation is None:
+            (sources, targets), validation = self.held_out(sources, targets, seed)
+        check_pairs(*validation)
+        known = vocabularies(
+            sources, targets, tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower
+        )
+        coded, left_out = self.usable(known, sources, targets)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.make_model(known)
+            optimizer = adamw(model, self.rate(), self.weight_decay, betas=(0.9, 0.98))
+            steps = self.epochs * math.ceil(len(TokenBatches(*coded, self.batch_tokens)) / self.accumulate)
+            history = train(
+                model,
+                lambda epoch: TokenBatches(*coded, self.batch_tokens, (seed, epoch)),
+                lambda batch: self.loss(model, batch),
+                optimizer=optimizer,
+                schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
+                epochs=self.epochs,
+                validate=lambda: -float(self.bleu(model, known, *validation)),
+                patience=self.patience,
+                average=self.average,
+                clip=self.clip,
+                accumulate=self.accumulate,
+                count=tokens_of,
+                unit="tokens",
+                checkpoint=kept_run(
+                    self, checkpoint, resume, every=1 << 30, seed=seed, data=[*sources, *targets, *validation[0]]
+                ),
+                board=board,
+                team=Team.found(),
+                describe="learning to translate",
+                progress=self.verbose,
+            )
+        self.vocabularies_, self.history_, self.left_out_ = known, history, left_out
+        self.model_ = model.eval().requires_grad_(False)
+        return self
+
+    def translate(self, sentences: Sequence[str], beam: int = 5, penalty: float = 1.0) -> list[str]:
+        """The translation of each sentence, in their order; of an empty one, an empty one.
+
+        beam      how many hypotheses a sentence has; 1 takes the likeliest token each time
+        penalty   how much longer sentences are favoured, α of `regard.decoding.beam`
+        """
+        check_is_fitted(self)
+        sources = self.asked(sentences)
+        with ProgressBar("translating", len(sources), shown=self.verbose) as bar:
+            found = searched(self.model_, sources, size=beam, penalty=penalty, longest=self.longest, done=bar.note)
+        return self.vocabularies_.written(found)
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        beam: int = 5,
+        tokenize: str = "13a",
+        lowercase: bool = False,
+    ) -> TranslationScore:
+        """BLEU of the translations, a number from 0 to 100 that also knows its signature, and chrF."""
+        check_pairs(sources, targets)
+        return translation_score(self.translate(sources, beam), targets, tokenize=tokenize, lowercase=lowercase)
+
+    def evidence(self, sentence: str, translation: str | None = None, *, beam: int = 5) -> Alignment:
+        """What each token of a translation looked at: of the model's own, where none is given."""
+        check_is_fitted(self)
+        known = self.vocabularies_
+        [source] = self.asked([sentence])
+        if not source:
+            raise ValueError("an empty sentence has nothing to look at")
+        if translation is None:
+            [target] = searched(self.model_, [source], size=beam, penalty=1.0, longest=self.longest)
+        else:
+            [target] = known.coded([translation], target=True)
+        model: Any = self.model_
+        with torch.inference_mode():
+            read = torch.tensor([[START, *target]])
+            weight = model.look(torch.tensor([source]), torch.tensor([len(source)]), read)
+        shown = [*known.shown(target, target=True), "⏹"]
+        return Alignment(known.shown(source), shown, weight[0].double().numpy())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder, from which `regard.load` reads it."""
+        check_is_fitted(self)
+        return write(folder, *self.state())
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+        """All there is to a fitted model: what JSON can hold, arrays, and the tokenizers."""
+        config = {
+            "estimator": "Translator",
+            "settings": saved_settings(self),
+            "history": list(self.history_.validation),
+            "left_out": self.left_out_,
+        }
+        arrays = {name: tensor.numpy() for name, tensor in self.model_.state_dict().items()}
+        return config, arrays, self.vocabularies_.saved()
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
+        """The model that was saved."""
+        translator = cls(**config["settings"])
+        translator.vocabularies_ = Vocabularies.restored(config)
+        translator.left_out_ = config["left_out"]
+        history = tuple(config["history"])
+        translator.history_ = History((), history, int(np.argmin(history)))
+        model = translator.make_model(translator.vocabularies_)
+        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        translator.model_ = model.eval().requires_grad_(False)
+        return translator
+
+    def rate(self) -> float:
+        """The learning rate, if none is given the model's usual one."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 3e-3 if self.model == "transformer" else 1e-3
+
+    def make_model(self, known: Vocabularies) -> Seq2Seq:
+        """A model of the settings for these vocabularies, with new weights."""
+        return seq2seq(
+            *known.sizes,
+            shared=known.joint,
+            model=self.model,
+            size=self.size,
+            hidden=self.hidden,
+            blocks=self.blocks,
+            heads=self.heads,
+            cell=self.cell,
+            layers=self.layers,
+            attention=self.attention,
+            window=self.window,
+            radius=self.radius,
+            input_feeding=self.input_feeding,
+            longest=self.longest,
+            dropout=self.dropout,
+        )
+
+    def loss(self, model: Seq2Seq, batch: PairBatch) -> Tensor:
+        """The mean over all tokens that are to be said."""
+        read, said = batch.target[:, :-1], batch.target[:, 1:]
+        rows, real = model.rows(batch.source, batch.lengths, read), said != PADDING
+        weight, bias = model.reader
+        return cross_entropy(rows[real], weight, said[real], bias, smoothing=self.smoothing)
+
+    def bleu(
+        self, model: Seq2Seq, known: Vocabularies, sources: Sequence[str], targets: Sequence[str]
+    ) -> TranslationScore:
+        """BLEU of what a model writes, one token after the other, for some sentences."""
+        coded = [ids[: self.longest] for ids in known.coded(sources[:VALIDATED])]
+        found = searched(model, coded, size=1, penalty=0.0, longest=self.longest)
+        return translation_score(known.written(found), targets[:VALIDATED], lowercase=self.lower)
+
+    def held_out(self, sources: Sequence[str], targets: Sequence[str], seed: int) -> tuple[Any, Any]:
+        """Pairs to learn from, and pairs to validate with."""
+        count = max(1, round(self.validation_fraction * len(sources)))
+        if count >= len(sources):
+            raise ValueError(
+                f"{count} of {len(sources)} pairs are held out to validate with, which leaves none: give more"
+            )
+        order = np.random.default_rng(seed).permutation(len(sources))
+        parts = np.sort(order[count:]), np.sort(order[:count])
+        return tuple(([sources[i] for i in part], [targets[i] for i in part]) for part in parts)  # type: ignore[return-value]
+
+    def usable(
+        self, known: Vocabularies, sources: Sequence[str], targets: Sequence[str]
+    ) -> tuple[tuple[list[list[int]], list[list[int]]], dict[str, list[int]]]:
+        """The tokens of the pairs that can be learned from, and the places, from 0, of those that cannot."""
+        source, target = known.coded(sources), known.coded(targets, target=True)
+        empty = [place for place, pair in enumerate(zip(source, target, strict=True)) if not all(pair)]
+        long = [
+            place for place, pair in enumerate(zip(source, target, strict=True)) if max(map(len, pair)) > self.longest
+        ]
+        left = {*empty, *long}
+        if len(left) == len(source):
+            raise ValueError(
+                f"no pair is left to learn from: {len(empty)} of {len(source)} have an empty side, {len(long)} are"
+                f" longer than {self.longest} tokens, `longest`"
+            )
+        if left:
+            warnings.warn(
+                f"{len(left)} of {len(source)} pairs are left out: {len(empty)} have an empty side, {len(long)} are"
+                f" longer than {self.longest} tokens, `longest`",
+                stacklevel=3,
+            )
+        kept = [place for place in range(len(source)) if place not in left]
+        return ([source[i] for i in kept], [target[i] for i in kept]), {"empty": empty, "long": long}
+
+    def asked(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The tokens of sentences to translate."""
+        if isinstance(sentences, str):
+            raise TypeError("sentences must be a list of texts, got one text: put it in a list")
+        coded = self.vocabularies_.coded(sentences)
+        for place, ids in enumerate(coded):
+            if len(ids) > self.longest:
+                raise ValueError(
+                    f"sentence {place + 1} has {len(ids)} tokens, and the model was made for at most {self.longest}:"
+                    " cut it in two"
+                )
+        return coded
+
+    def check_settings(self) -> None:
+        """What must hold of the settings, before a sentence is read."""
+        check_choice(self, tokens=("pieces", "characters"), **CHOICES)
+        check_whole(self, ("vocabulary", "longest", "size", "blocks", "heads", "layers", "radius"))
+        check_whole(self, ("epochs", "batch_tokens", "accumulate", "average"))
+        check_whole(self, [name for name in ("hidden", "patience") if getattr(self, name) is not None])
+        check_between(self, clip=(0, math.inf), validation_fraction=(0, 1))
+        if self.learning_rate is not None:
+            check_between(self, learning_rate=(0, math.inf))
+        check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf)
+
+
+def tokens_of(batch: PairBatch) -> int:
+    """How many target tokens are to be said."""
+    return int((batch.target[:, 1:] != PADDING).sum())
+
+
+def warn_of_equals(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Where most sources are their own targets, one file was given twice."""
+    equal = sum(one.strip() == other.strip() for one, other in zip(sources, targets, strict=True))
+    if 2 * equal > len(sources):
+        warnings.warn(
+            f"{equal} of {len(sources)} targets are the same as their sources: is one file given twice?", stacklevel=3
+        )

@@ -1,0 +1,86 @@
+"""The loss of reading tokens out of rows, without the matrix of all their logits.
+
+    logits = rows Wᵀ + b        loss = mean over rows of -(1 - ε) log p(target) - ε mean over tokens of log p
+
+ε is the smoothing (Szegedy et al. 2016, section 7). A vocabulary is large: the logits of a batch, their softmax and its
+gradient are each many times the batch itself. Here they are made for some rows at a time, in one piece of memory that
+stays in the cache, and what the gradient needs of them is taken at once: forward does what backward would do.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+CACHE = 2**20
+"""Logits that are made at a time: 4 MiB of float32."""
+
+
+def cross_entropy(
+    rows: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *, smoothing: float = 0.0
+) -> Tensor:
+    """The mean loss of targets `[n]` read from rows `[n, size]` by weight `[vocabulary, size]` and bias.
+
+    >>> import torch
+    >>> rows, weight, target = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 6, 2, 2, 1])
+    >>> plain = torch.nn.functional.cross_entropy(rows @ weight.T, target)
+    >>> bool(torch.isclose(cross_entropy(rows, weight, target), plain))
+    True
+    """
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
+    if rows.ndim != 2 or target.shape != rows.shape[:1] or not len(rows):
+        raise ValueError(
+            f"rows must be [n, size] and targets [n], n at least 1, got {list(rows.shape)} and {list(target.shape)}"
+        )
+    if not torch.is_grad_enabled() or len(rows) * len(weight) <= CACHE or torch.is_autocast_enabled(rows.device.type):
+        return functional.cross_entropy(functional.linear(rows, weight, bias), target, label_smoothing=smoothing)
+    return CrossEntropy.apply(rows, weight, target, bias, smoothing)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The loss, and with it the gradients that backward then only scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, smoothing: float
+    ) -> Tensor:
+        count, vocabulary = len(rows), len(weight)
+        wanted = dict(zip(("rows", "weight", "target", "bias"), ctx.needs_input_grad, strict=False))
+        rows_slope = torch.empty_like(rows) if wanted["rows"] else None
+        weight_slope = torch.zeros_like(weight) if wanted["weight"] else None
+        bias_slope = None if bias is None or not wanted["bias"] else torch.zeros_like(bias)
+        at_once = max(1, CACHE // vocabulary)
+        logits = rows.new_empty(min(at_once, count), vocabulary)
+        total = rows.new_zeros((), dtype=torch.float64)
+        for start in range(0, count, at_once):
+            some = slice(start, start + at_once)
+            part, right = rows[some], target[some].unsqueeze(1)
+            slope = logits[: len(part)]
+            torch.mm(part, weight.T, out=slope) if bias is None else torch.addmm(bias, part, weight.T, out=slope)
+            log_sum = slope.logsumexp(dim=1, keepdim=True)
+            lost = log_sum - (1 - smoothing) * slope.gather(1, right)
+            lost = lost - smoothing * slope.mean(dim=1, keepdim=True) if smoothing else lost
+            total += lost.sum(dtype=torch.float64)
+            slope.sub_(log_sum).exp_()  # p, and with what follows d loss / d logits, but for 1 / count
+            if smoothing:
+                slope.sub_(smoothing / vocabulary)
+            slope.scatter_add_(1, right, slope.new_full((1, 1), smoothing - 1).expand_as(right))
+            if rows_slope is not None:
+                torch.mm(slope, weight, out=rows_slope[some])
+            if weight_slope is not None:
+                weight_slope.addmm_(slope.T, part)
+            if bias_slope is not None:
+                bias_slope.add_(slope.sum(dim=0))
+        ctx.save_for_backward(rows_slope, weight_slope, bias_slope)
+        ctx.count = count
+        return (total / count).to(rows.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        share = slope / ctx.count
+        rows, weight, bias = (None if part is None else part * share for part in ctx.saved_tensors)
+        return rows, weight, None, bias, None
