@@ -8,6 +8,8 @@
     regard fit molecules.csv --bag molecule --target active --out model/       bags: a row for each instance
     regard fit book.txt --kind writer --out model/                             a text, to go on with
     regard write model/ --prompt "Once upon a time"
+    regard fit captions.tsv --images photos/ --kind captioner --out model/     images, to say what is in them
+    regard caption model/ photo.jpg --plot looked.png
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
 in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours.
@@ -22,7 +24,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from regard import saving
-from regard.cli import bags, rows, writer
+from regard.cli import bags, captioner, rows, writer
 from regard.cli.settings import leads
 from regard.data import tables
 
@@ -60,19 +62,24 @@ app = typer.Typer(
 
 
 class Kind(StrEnum):
-    """What is learned: to predict a number or one of some classes, or to write."""
+    """What is learned: to predict a number or one of some classes, to write, or to say what is in an image."""
 
     auto = "auto"
     regression = "regression"
     classification = "classification"
     writer = "writer"
+    captioner = "captioner"
 
 
 ALWAYS = ("table", "out", "kind", "seed", "quiet")
 """Options of `fit` that always mean something; what else does, each kind of data says itself."""
 
 Table = Annotated[
-    Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text.")
+    Path,
+    typer.Argument(
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a captioner, a table of"
+        " images and captions."
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
 Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
@@ -104,7 +111,10 @@ def fit(
     ] = "",
     kind: Annotated[
         Kind,
-        typer.Option(help="auto: classification if the target is not a number. writer: learn to go on with a text."),
+        typer.Option(
+            help="auto: classification if the target is not a number. writer: learn to go on with a text. captioner:"
+            " learn to say what is in an image."
+        ),
     ] = Kind.auto,
     weight: Annotated[str | None, typer.Option(help="A column that says how much each row counts.")] = None,
     impute: Annotated[
@@ -128,12 +138,17 @@ def fit(
     ] = False,
     balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
     set: Annotated[  # noqa: A002
-        list[str] | None, typer.Option(help="Writer: a setting, NAME=VALUE, such as size=256; several times for more.")
+        list[str] | None,
+        typer.Option(help="Writer, captioner: a setting, NAME=VALUE, such as size=256; several times for more."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Writer: go on with a run that was stopped, kept beside the model folder.")
+        bool,
+        typer.Option(
+            "--resume", help="Writer, captioner: go on with a run that was stopped, kept beside the model folder."
+        ),
     ] = False,
-    board: Annotated[Path | None, typer.Option(help="Writer: a folder for TensorBoard.")] = None,
+    board: Annotated[Path | None, typer.Option(help="Writer, captioner: a folder for TensorBoard.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Captioner: the folder that the images are in.")] = None,
     seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
 ) -> None:
@@ -142,9 +157,9 @@ def fit(
     With --bag, rows are instances, and a prediction is of a bag.
     """
     saving.check_place(out)
-    form: Any = writer if kind is Kind.writer else rows if bag is None else bags
+    form: Any = {Kind.writer: writer, Kind.captioner: captioner}.get(kind, rows if bag is None else bags)
     refuse(ctx, form)
-    if target is None and form is not writer:
+    if target is None and form in (rows, bags):
         raise ValueError("--target says the column to predict, and is missing")
     model, more, said = form.learn(table, ctx.params)
     if not leads():
@@ -178,6 +193,35 @@ def write(
         typer.echo(piece, nl=False)
         sys.stdout.flush()
     typer.echo()
+
+
+@app.command()
+def caption(
+    folder: Folder,
+    photos: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
+    beam: Annotated[int, typer.Option(help="How many captions are followed up at once.", min=1)] = 5,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw where each word looked; of several photos, their names are added.")
+    ] = None,
+) -> None:
+    """Say what is in images: a line for each, its path and its caption.
+
+    One that cannot be read is an error on stderr; the others are captioned.
+    """
+    model, _, form = opened(folder)
+    if form is not captioner:
+        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Captioner captions: regard predict")
+    wrong: list[str] = []
+    found = captioner.photos_in(photos)
+    for path, image, said in captioner.captions(model, found, beam, wrong.append):
+        typer.echo(f"{path}\t{said}")
+        if plot is not None:
+            place = plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{path.stem}")
+            draw(captioner.picture(model.evidence(image, said), 0), place, path.name)
+    for message in wrong:
+        say(f"error: {message}")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -219,7 +263,7 @@ def evidence(
         tables.check_destination(out)
     model, schema, form = opened(folder)
     asked = form.asked(model, schema, table)
-    if plot is not None and form is not writer and row > len(asked):
+    if plot is not None and form in (rows, bags) and row > len(asked):
         raise ValueError(f"--row must be between 1 and {len(asked)}, the {form.WHAT} of {table}, got {row}")
     found = model.evidence(asked, top=top)
     if plot is not None:
@@ -251,7 +295,7 @@ def opened(folder: Path) -> tuple[Any, Any, Any]:
 
     config, arrays = saving.read(folder)
     model = restored(folder, config, arrays)
-    form: Any = next(form for form in (writer, bags, rows) if form.takes(model))
+    form: Any = next(form for form in (writer, captioner, bags, rows) if form.takes(model))
     return model, form.schema_of(model, config, folder), form
 
 

@@ -18,6 +18,7 @@ class CaptionEvidence:
     image: Array  # uint8 [height, width, 3], as the model saw it
     words: list[str]
     weight: Array  # [words, rows, columns], from the top left
+    top: int | None = None  # how many cells of each word `to_frame` gives; None: all
 
     def __len__(self) -> int:
         return len(self.words)
@@ -27,16 +28,13 @@ class CaptionEvidence:
         """The words as a sentence."""
         return " ".join(self.words)
 
-    def to_frame(self, top: int | None = None) -> "DataFrame":
-        """A row for each word and cell: place and word, rank, the cell's row and column from 0, and its weight.
-
-        top   how many cells of each word, largest first; all of them where it is not given
-        """
+    def to_frame(self) -> "DataFrame":
+        """A row for each word and cell: place and word, rank, the cell's row and column from 0, and its weight."""
         import pandas as pd
 
         count, rows, columns = self.weight.shape
         flat = self.weight.reshape(count, rows * columns)
-        order = np.argsort(-flat, axis=1, kind="stable")[:, : top or rows * columns]
+        order = np.argsort(-flat, axis=1, kind="stable")[:, : self.top or rows * columns]
         place, cell = np.repeat(np.arange(count), order.shape[1]), order.ravel()
         return pd.DataFrame(
             {

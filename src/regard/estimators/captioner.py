@@ -177,7 +177,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             seen = sight(self.encoder, self.image_size)
             self.check_sight(seen)
-            decoder = self.make_decoder(tokenizer.get_vocab_size(), seen.channels)
+            decoder = self.make_decoder(tokenizer.get_vocab_size(), seen)
             learned = self.looked(seen, [*shown, *held[0][:VALIDATED]])
             model: nn.Module = decoder if seen.frozen else nn.ModuleDict({"sight": seen, "decoder": decoder})
             optimizer = adamw(model, self.learning_rate, self.weight_decay)
@@ -244,8 +244,12 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         """BLEU-4, from 0 to 100."""
         return self.scores(images, captions)["BLEU-4"]
 
-    def evidence(self, image: Any, caption: str | None = None, *, beam: int = 5) -> CaptionEvidence:
+    def evidence(
+        self, image: Any, caption: str | None = None, *, top: int | None = None, beam: int = 5
+    ) -> CaptionEvidence:
         """Where each word of a caption looked: of the model's own, where none is given.
+
+        top   how many cells of each word its table has; all of them where it is not given
 
         Of hard attention it is the probability of each cell, when the likeliest was taken before.
         """
@@ -260,7 +264,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             weight = self.decoder_.look(grid, torch.tensor([[START, *ids]]))[0, : len(ids)]
         shape = len(ids), *self.sight_.shape
         words = [self.tokenizer_.decode([one], skip_special_tokens=False).strip() or "·" for one in ids]
-        return CaptionEvidence(seen, words, weight.double().numpy().reshape(shape))
+        return CaptionEvidence(seen, words, weight.double().numpy().reshape(shape), top)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it.
@@ -278,7 +282,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
         own = isinstance(self.encoder, nn.Module)
-        settings = saved_settings(self) | ({"encoder": type(self.encoder).__name__} if own else {})
+        settings = saved_settings(self) | {"cache": None} | ({"encoder": type(self.encoder).__name__} if own else {})
         config = {
             "estimator": "Captioner",
             "settings": settings,
@@ -311,7 +315,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         history = tuple(config["history"])
         captioner.history_ = History((), history, int(np.argmin(history)))
         seen = sight(captioner.encoder, captioner.image_size)
-        decoder = captioner.make_decoder(captioner.tokenizer_.get_vocab_size(), seen.channels)
+        decoder = captioner.make_decoder(captioner.tokenizer_.get_vocab_size(), seen)
         for name, module in (("sight", seen), ("decoder", decoder)):
             found = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
             if found or name == "decoder":
@@ -333,14 +337,14 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"no word occurs in {self.least} captions of {len(lines)}: set `least` lower")
         return made
 
-    def make_decoder(self, vocabulary: int, channels: int) -> CaptionDecoder:
+    def make_decoder(self, vocabulary: int, seen: Sight) -> CaptionDecoder:
         """A decoder of the settings, with new weights."""
         sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
-        usual = sizes | {"dropout": self.dropout, "tied": self.tied}
+        usual = sizes | {"cells": math.prod(seen.shape), "dropout": self.dropout, "tied": self.tied}
         if self.attention == "soft":
-            return CaptionDecoder(vocabulary, channels, **usual)
+            return CaptionDecoder(vocabulary, seen.channels, **usual)
         drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}
-        return HardCaptionDecoder(vocabulary, channels, **usual, **drawing)
+        return HardCaptionDecoder(vocabulary, seen.channels, **usual, **drawing)
 
     def held_out(self, images: list[Any], said: list[list[str]], seed: int) -> tuple[Any, Any]:
         """Images to learn from with their captions, and images to validate with."""

@@ -30,13 +30,7 @@ class Sight(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.side = int(image_size or getattr(encoder, "image_size", USUAL))
-        mode = encoder.training
-        with torch.no_grad():
-            encoder.eval()
-            found = encoder(self.prepared(torch.zeros(1, self.side, self.side, 3, dtype=torch.uint8)))
-            encoder.train(mode)
-        check_grid(found, 1)
-        self.channels, *self.shape = found.shape[1:]
+        self.channels, *self.shape = check_grid(encoder, self.side)
 
     @property
     def frozen(self) -> bool:

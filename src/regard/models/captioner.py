@@ -52,6 +52,8 @@ class CaptionDecoder(nn.Module):
     size         of a word's vector, and of the rows that words are read from
     hidden       of the LSTM
     attention    of the score's hidden layer
+    cells        of the grid, where the decoder is to know them apart: each has a learned vector, which is added to what
+                 is seen in it. None: it sees what is in a cell, and where that is only as the encoder says it
     dropout      the share dropped of word vectors, and of the rows that words are read from
     tied         words are read by their own vectors
 
@@ -72,6 +74,7 @@ class CaptionDecoder(nn.Module):
         size: int = 256,
         hidden: int = 512,
         attention: int = 512,
+        cells: int | None = None,
         dropout: float = 0.0,
         tied: bool = False,
     ) -> None:
@@ -79,6 +82,7 @@ class CaptionDecoder(nn.Module):
         for name, number in {"vocabulary": vocabulary, "channels": channels, "size": size, "hidden": hidden}.items():
             positive(name, number)
         self.norm = nn.LayerNorm(channels, elementwise_affine=False)
+        self.place = None if cells is None else nn.Parameter(0.1 * torch.randn(positive("cells", cells), channels))
         self.embedding = nn.Embedding(vocabulary, size)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
         self.score = Additive(hidden, channels, attention)
@@ -123,31 +127,34 @@ class CaptionDecoder(nn.Module):
 
     def walked(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Walk]:
         """The words' vectors `[batch, m, size]`, and the walk of the recurrence over them."""
-        check_grid_rows(grid, self.norm.normalized_shape[0])
         check_tokens(words, self.vocabulary)
         if len(grid) != len(words):
             raise ValueError(f"each caption needs its grid, got {len(grid)} grids and {len(words)} captions")
-        vectors, size, cell, score = (
-            self.drop(self.embedding(words)),
-            self.embedding.embedding_dim,
-            self.cell,
-            self.score,
-        )
-        grid = self.norm(grid)
+        vectors, size = self.drop(self.embedding(words)), self.embedding.embedding_dim
+        key, grid, state = self.seen(grid)
+        cell, score, asked = self.cell, self.score, self.score.query_projection
         given = functional.linear(vectors, cell.weight_ih[:, :size], cell.bias_ih + cell.bias_hh)
-        asked = score.query_projection
         maps = Maps(
             score.weight,
             torch.cat([asked.weight, self.gate.weight, cell.weight_hh]),
             torch.cat([asked.bias, self.gate.bias]),
             cell.weight_ih[:, size:],
         )
-        return vectors, walk(score.key_projection(grid), grid, given, *self.start(grid), maps, self.draw(words))
+        return vectors, walk(key, grid, given, *state, maps, self.draw(words))
 
-    def start(self, grid: Tensor) -> tuple[Tensor, Tensor]:
-        """The state before the first word, from the mean of a grid: `[batch, hidden]` twice."""
-        mean = grid.mean(dim=1)
-        return torch.tanh(self.first_hidden(mean)), torch.tanh(self.first_cell(mean))
+    def seen(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Projected keys `[batch, cells, attention]`, the grid as it is looked at, and the state before the first word."""
+        channels = self.norm.normalized_shape[0]
+        if grid.ndim != 3 or grid.shape[2] != channels or not grid.shape[1]:
+            raise ValueError(f"a grid must be [batch, cells, {channels}], with at least a cell, got {list(grid.shape)}")
+        grid = self.norm(grid)
+        key, mean = self.score.key_projection(grid), grid.mean(dim=1)
+        if self.place is not None:
+            if grid.shape[1] != len(self.place):
+                raise ValueError(f"the decoder was made for {len(self.place)} cells, got {grid.shape[1]}")
+            # The projection is linear: what places add to it is the same for all grids.
+            key, grid = key + self.score.key_projection(self.place), grid + self.place
+        return key, grid, (torch.tanh(self.first_hidden(mean)), torch.tanh(self.first_cell(mean)))
 
     def deep(self, vectors: Tensor, states: Tensor, contexts: Tensor) -> Tensor:
         """The deep output layer: rows from words, states and contexts."""
@@ -169,9 +176,8 @@ class CaptionDecoder(nn.Module):
 
     def begin(self, grid: Tensor, room: int | None = None) -> Telling:
         """The state that captions of `[images, cells, channels]` are written from; it needs no room."""
-        check_grid_rows(grid, self.norm.normalized_shape[0])
-        grid = self.norm(grid)
-        return Telling(*self.start(grid), Regions(self.score.key_projection(grid), grid))
+        key, grid, state = self.seen(grid)
+        return Telling(*state, Regions(key, grid))
 
     def step(self, state: Telling, last: Tensor, weigh: Weighing | None = None) -> tuple[Telling, Tensor]:
         """For `regard.decoding`: the last word of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
@@ -208,9 +214,3 @@ def unevenness(weights: Tensor, real: Tensor) -> Tensor:
     """Σ_i (1 - Σ_t α_ti)² over the real words of each caption: `[batch]`."""
     looked = torch.einsum("bti,bt->bi", weights, real.to(weights.dtype))
     return (1 - looked).square().sum(dim=1)
-
-
-def check_grid_rows(grid: Tensor, channels: int) -> None:
-    """A grid has cells, and the channels that the decoder was made for."""
-    if grid.ndim != 3 or grid.shape[2] != channels or not grid.shape[1]:
-        raise ValueError(f"a grid must be [batch, cells, {channels}], with at least a cell, got {list(grid.shape)}")

@@ -51,6 +51,7 @@ class HardCaptionDecoder(CaptionDecoder):
         size: int = 256,
         hidden: int = 512,
         attention: int = 512,
+        cells: int | None = None,
         dropout: float = 0.0,
         tied: bool = False,
         samples: int = 1,
@@ -59,7 +60,14 @@ class HardCaptionDecoder(CaptionDecoder):
         expected: float = 0.5,
     ) -> None:
         super().__init__(
-            vocabulary, channels, size=size, hidden=hidden, attention=attention, dropout=dropout, tied=tied
+            vocabulary,
+            channels,
+            size=size,
+            hidden=hidden,
+            attention=attention,
+            cells=cells,
+            dropout=dropout,
+            tied=tied,
         )
         self.samples, self.expected = positive("samples", samples), share("expected", expected)
         self.reward, self.entropy = reward, entropy
