@@ -106,7 +106,8 @@ def scene(drawn: np.random.Generator) -> tuple[Array, str, Array, list[int]]:
     relations = [free[which] for which in drawn.permutation(len(free))[: objects - 1]]
     canvas = np.full((PIXELS, PIXELS, 3), drawn.uniform(225, 250))
     words: list[str] = []
-    boxes, nouns = [], []
+    boxes: list[list[float]] = []
+    nouns: list[int] = []
     for colour, relation in zip(colours, ["", *relations], strict=True):
         size, shape = str(drawn.choice(list(SIZES))), str(drawn.choice(list(SHAPES)))
         place = first + steps(drawn, first, relation) if relation else first
