@@ -180,7 +180,7 @@ def test_the_expected_cell_is_soft_attention():
 
 
 def enumerated(decoder, grid, words, entropy):
-    """The gradient of E log p(y | s), and of the entropies weighted by how likely they are met, over all cells drawn."""
+    """The gradient of E log p(y | s), and of the entropies by how likely they are met, over all that can be drawn."""
     count = words.shape[1] - 1
     bound = 0.0
     for cells in itertools.product(range(grid.shape[1]), repeat=count):

@@ -77,8 +77,8 @@ ALWAYS = ("table", "out", "kind", "seed", "quiet")
 Table = Annotated[
     Path,
     typer.Argument(
-        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a captioner, a table of"
-        " images and captions."
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a captioner, a table"
+        " of images and captions."
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]

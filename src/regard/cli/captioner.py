@@ -87,7 +87,9 @@ def photos_in(paths: Sequence[Path]) -> list[Path]:
     """Photos, and those of folders, in the order of their names."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        inside = (
+            sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        )
         if not inside:
             raise ValueError(f"{path} has no image in it: {', '.join(sorted(SUFFIXES))}")
         found += inside

@@ -5,7 +5,7 @@ padding, each with the place of its image.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from regard.data.pairs import END, START, padded
 from regard.data.tables import listed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class CaptionBatch(NamedTuple):
@@ -60,7 +63,7 @@ def check_images(images: Sequence[Any]) -> None:
     if isinstance(images, str | bytes) or not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):
         raise TypeError(f"images must be a list of paths or arrays, got {type(images).__name__}: put one in a list")
     shape = getattr(images, "shape", None)
-    if shape is not None and len(shape) in (2, 3) and len(shape) > 1 and getattr(images, "dtype", None) != object:
+    if shape is not None and len(shape) in (2, 3):
         raise ValueError(f"images must be several, [count, height, width, 3], got one array of shape {list(shape)}")
 
 
@@ -90,6 +93,37 @@ def captions_of(images: Sequence[Any], captions: Sequence[Any]) -> tuple[list[in
     if not kept:
         raise ValueError(f"there must be an image with a caption, got {len(images)} images, none with one")
     return kept, said, {"images": idle, "blank": blank}
+
+
+def held_out(
+    images: Sequence[Any], said: Sequence[list[str]], fraction: float, seed: int
+) -> tuple[tuple[list[Any], list[list[str]]], tuple[list[Any], list[list[str]]]]:
+    """Images and captions to learn from, and a fraction of them, drawn by a seed, to validate with."""
+    count = max(1, round(fraction * len(images)))
+    if count >= len(images):
+        raise ValueError(f"{count} of {len(images)} images are held out to validate with, which leaves none: give more")
+    order = np.random.default_rng(seed).permutation(len(images))
+    first, second = (np.sort(part).tolist() for part in (order[count:], order[:count]))
+    return ([images[i] for i in first], [said[i] for i in first]), (
+        [images[i] for i in second],
+        [said[i] for i in second],
+    )
+
+
+def usable(
+    tokenizer: "Tokenizer", said: Sequence[list[str]], longest: int
+) -> tuple[list[int], list[list[int]], dict[str, int]]:
+    """The image and the tokens of each caption that can be learned from, and how many are too long or empty."""
+    places = [place for place, own in enumerate(said) for _ in own]
+    coded = [found.ids for found in tokenizer.encode_batch_fast([one for own in said for one in own])]
+    left = {"long": sum(len(ids) > longest for ids in coded), "empty": sum(not ids for ids in coded)}
+    kept = [number for number, ids in enumerate(coded) if 0 < len(ids) <= longest]
+    if not kept:
+        raise ValueError(
+            f"no caption is left to learn from: of {len(coded)}, {left['long']} have more than {longest} words,"
+            f" `longest`, and {left['empty']} have none"
+        )
+    return [places[number] for number in kept], [coded[number] for number in kept], left
 
 
 def said_of(left_out: dict[str, Any], images: Sequence[Any]) -> str:

@@ -6,7 +6,6 @@ wrote itself, by BLEU-4.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,26 +14,24 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import nn
 
 from regard.data import text as texts
-from regard.data.captions import CaptionBatch, CaptionBatches, captions_of, check_images, said_of
+from regard.data.captions import captions_of, check_images
 from regard.data.images import read_image
-from regard.data.pairs import PADDING, SPECIAL, START
+from regard.data.pairs import START
 from regard.estimators.caption_evidence import CaptionEvidence
+from regard.estimators.caption_learning import learn, material
 from regard.estimators.caption_scores import caption_scores
-from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
-from regard.estimators.seeing import Kept, Shown, Sight, sight
+from regard.estimators.learning import check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.telling import grids_of, told
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write
-from regard.training import History, Team, train, warm_cosine
-
-VALIDATED = 500
-"""Images that a validation writes captions of."""
+from regard.training import History
 
 
 class Captioner(BaseEstimator):  # type: ignore[misc]
@@ -163,60 +160,15 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         """
         self.check_settings()
         seed = seed_of(self.random_state)
-        kept, said, left_out = captions_of(images, captions)
-        shown = [images[place] for place in kept]
-        if validation is None:
-            (shown, said), held = self.held_out(shown, said, seed)
-        else:
-            places, right, _ = captions_of(*validation)
-            held = [validation[0][place] for place in places], right
-        tokenizer = self.make_tokenizer(said)
-        places, coded = self.usable(tokenizer, said, left_out)
-        self.report(left_out, images)
+        found = material(self, images, captions, validation, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             seen = sight(self.encoder, self.image_size)
             self.check_sight(seen)
-            decoder = self.make_decoder(tokenizer.get_vocab_size(), seen)
-            learned = self.looked(seen, [*shown, *held[0][:VALIDATED]])
-            model: nn.Module = decoder if seen.frozen else nn.ModuleDict({"sight": seen, "decoder": decoder})
-            optimizer = adamw(model, self.learning_rate, self.weight_decay)
-            steps = self.epochs * math.ceil(len(CaptionBatches(places, coded, self.batch_size)) / self.accumulate)
-
-            def loss(batch: CaptionBatch) -> Tensor:
-                return decoder.loss(
-                    learned(batch.images), batch.words, spread=self.spread, smoothing=self.smoothing
-                )
-
-            def validate() -> float:
-                some = torch.arange(len(shown), len(shown) + len(held[0][:VALIDATED]))
-                found = [told(decoder, learned(part), tokenizer, self.longest) for part in some.split(256)]
-                scores = caption_scores([one for part in found for one in part], held[1][:VALIDATED])
-                return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
-
-            history = train(
-                model,
-                lambda epoch: CaptionBatches(places, coded, self.batch_size, (seed, epoch)),
-                loss,
-                optimizer=optimizer,
-                schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
-                epochs=self.epochs,
-                validate=validate,
-                patience=self.patience,
-                average=self.average,
-                clip=self.clip,
-                accumulate=self.accumulate,
-                count=words_of,
-                unit="words",
-                checkpoint=kept_run(
-                    self, checkpoint, resume, every=1 << 30, seed=seed, data=[one for own in said for one in own]
-                ),
-                board=board,
-                team=Team.found(),
-                describe="learning to caption",
-                progress=self.verbose,
-            )
-        self.tokenizer_, self.history_, self.left_out_ = tokenizer, history, left_out
+            decoder = self.make_decoder(found.tokenizer.get_vocab_size(), seen)
+            kept = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=found.lines)
+            self.history_ = learn(self, found, seen, decoder, seed, kept, board)
+        self.tokenizer_, self.left_out_ = found.tokenizer, found.left_out
         self.sight_, self.decoder_ = (part.eval().requires_grad_(False) for part in (seen, decoder))
         return self
 
@@ -323,20 +275,6 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         captioner.sight_, captioner.decoder_ = (part.eval().requires_grad_(False) for part in (seen, decoder))
         return captioner
 
-    def looked(self, seen: Sight, images: Sequence[Any]) -> Kept | Shown:
-        """What gives the grids of images while the model learns."""
-        return Kept(seen, images, self.cache, shown=self.verbose) if seen.frozen else Shown(seen, images, self.mirror)
-
-    def make_tokenizer(self, said: list[list[str]]) -> Any:
-        """Tokens for captions."""
-        lines = [one for own in said for one in own]
-        if self.tokens == "pieces":
-            return texts.pieces(lines, self.vocabulary, SPECIAL, lower=True, sentences=True)
-        made = texts.words(lines, self.least, SPECIAL)
-        if made.get_vocab_size() == len(SPECIAL) + 1:
-            raise ValueError(f"no word occurs in {self.least} captions of {len(lines)}: set `least` lower")
-        return made
-
     def make_decoder(self, vocabulary: int, seen: Sight) -> CaptionDecoder:
         """A decoder of the settings, with new weights."""
         sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
@@ -345,39 +283,6 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             return CaptionDecoder(vocabulary, seen.channels, **usual)
         drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}
         return HardCaptionDecoder(vocabulary, seen.channels, **usual, **drawing)
-
-    def held_out(self, images: list[Any], said: list[list[str]], seed: int) -> tuple[Any, Any]:
-        """Images to learn from with their captions, and images to validate with."""
-        count = max(1, round(self.validation_fraction * len(images)))
-        if count >= len(images):
-            raise ValueError(
-                f"{count} of {len(images)} images are held out to validate with, which leaves none: give more"
-            )
-        order = np.random.default_rng(seed).permutation(len(images))
-        parts = np.sort(order[count:]), np.sort(order[:count])
-        return tuple(([images[i] for i in part], [said[i] for i in part]) for part in parts)  # type: ignore[return-value]
-
-    def usable(
-        self, tokenizer: Any, said: list[list[str]], left_out: dict[str, Any]
-    ) -> tuple[list[int], list[list[int]]]:
-        """The image and the tokens of each caption that can be learned from; the others are counted."""
-        places = [place for place, own in enumerate(said) for _ in own]
-        coded = [found.ids for found in tokenizer.encode_batch_fast([one for own in said for one in own])]
-        left_out["long"] = sum(len(ids) > self.longest for ids in coded)
-        left_out["empty"] = sum(not ids for ids in coded)
-        kept = [number for number, ids in enumerate(coded) if 0 < len(ids) <= self.longest]
-        if not kept:
-            raise ValueError(
-                f"no caption is left to learn from: of {len(coded)}, {left_out['long']} have more than {self.longest}"
-                f" words, `longest`, and {left_out['empty']} have none"
-            )
-        return [places[number] for number in kept], [coded[number] for number in kept]
-
-    def report(self, left_out: dict[str, Any], images: Sequence[Any]) -> None:
-        """What is not learned from is said."""
-        said = said_of(left_out, images)
-        if said:
-            warnings.warn(f"left out: {said}", stacklevel=3)
 
     def check_sight(self, seen: Sight) -> None:
         """Settings of an encoder that is trained along mean nothing for one that is frozen, and the other way round."""
@@ -395,8 +300,3 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         check_between(self, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
         check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
         check_from_zero(self, reward=math.inf, entropy=math.inf)
-
-
-def words_of(batch: CaptionBatch) -> int:
-    """How many words are to be said."""
-    return int((batch.words[:, 1:] != PADDING).sum())

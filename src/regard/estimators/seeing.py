@@ -22,7 +22,7 @@ class Sight(nn.Module):
     """An encoder, and what it takes: from uint8 images `[batch, side, side, 3]` to grids `[batch, cells, channels]`.
 
     encoder      from prepared images to `[batch, channels, rows, columns]`. Where it has them, `image_size` is the
-                 side of its images and `prepare` makes its input of uint8; else that is `[batch, 3, side, side]` in 0..1
+                 side of its images and `prepare` makes its input; else that is `[batch, 3, side, side]`, in 0..1
     image_size   the side, where it is not the encoder's own
     """
 
@@ -83,6 +83,7 @@ class Kept:
     """Grids that a frozen encoder gave, each image once; with a folder, kept there for the next time too."""
 
     def __init__(self, seen: Sight, images: Sequence[Any], folder: str | Path | None, *, shown: bool) -> None:
+        seen.eval()
         self.features = grids(seen.encoder, images, seen, folder, shown=shown)
 
     def __call__(self, places: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class CaptionDecoder(nn.Module):
         return vectors, walk(key, grid, given, *state, maps, self.draw(words))
 
     def seen(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Projected keys `[batch, cells, attention]`, the grid as it is looked at, and the state before the first word."""
+        """Projected keys `[batch, cells, attention]`, the grid as it is looked at, and the state before any word."""
         channels = self.norm.normalized_shape[0]
         if grid.ndim != 3 or grid.shape[2] != channels or not grid.shape[1]:
             raise ValueError(f"a grid must be [batch, cells, {channels}], with at least a cell, got {list(grid.shape)}")

@@ -3,10 +3,11 @@
     s_t ~ α_t      z_t = β_t ∘ a_{s_t}      L = E_s log p(y | s)  ≤  log p(y)
     ∇L = E_s [∇ log p(y | s)  +  Σ_t (R_t - b n_t) ∇ log α_t(s_t)]         R_t = Σ_{t' ≥ t} log p(y_t' | s)
 
-The reward of a draw is the log probability of the words from it on: those before it do not depend on it, and would add
-nothing but noise. The baseline is b for each of these n_t words, and b ← 0.9 b + 0.1 log p a word, batch by batch: as it
-does not depend on the draw, the mean stays and the variance falls. The entropy of α is added, and with probability 0.5
-a caption takes the expected cell Σ_i α_i a_i at each of its words, through which the gradient goes as in soft attention.
+The reward of a draw is the log probability of the words from it on: those before it do not depend on it, and would
+add nothing but noise. The baseline is b for each of these n_t words, and b ← 0.9 b + 0.1 log p a word, batch by batch:
+as it does not depend on the draw, the mean stays and the variance falls. The entropy of α is added, and with
+probability 0.5 a caption takes the expected cell Σ_i α_i a_i at each of its words, through which the gradient goes as
+in soft attention.
 """
 
 import torch
