@@ -104,7 +104,7 @@ def captions(
         read: list[tuple[Path, Any]] = []
         for path in photos[start : start + AT_ONCE]:
             try:
-                read.append((path, read_image(path, model.sight_.side)))
+                read.append((path, read_image(path, model.sight_.image_size)))
             except (OSError, ValueError) as error:
                 wrong(str(error))
         if read:
@@ -120,7 +120,7 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
     told = {
         "model": "Captioner",
         "attention": settings["attention"],
-        "encoder": f"{settings['encoder']}, images of {model.sight_.side} pixels, a grid of {rows} × {columns}",
+        "encoder": f"{settings['encoder']}, images of {model.sight_.image_size} pixels, a grid of {rows} × {columns}",
         "tokens": f"{settings['tokens']}, {model.tokenizer_.get_vocab_size()} of them",
         "decoder": f"{count:,} parameters",
     }

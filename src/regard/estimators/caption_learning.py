@@ -14,7 +14,7 @@ from regard.data.captions import CaptionBatch, CaptionBatches, captions_of, held
 from regard.data.pairs import PADDING, SPECIAL
 from regard.estimators.caption_scores import caption_scores
 from regard.estimators.learning import adamw
-from regard.estimators.seeing import Kept, Shown, Sight
+from regard.estimators.seeing import Kept, Shown, Sight, kept
 from regard.estimators.telling import told
 from regard.models.captioner import CaptionDecoder
 from regard.training import Checkpoint, History, Team, train, warm_cosine
@@ -74,12 +74,24 @@ def learn(
     board: str | Path | None,
 ) -> History:
     """Trains the decoder, and an encoder that is not frozen along with it."""
-    everything, count = [*found.images, *found.held_images], len(found.images)
-    grids: Kept | Shown
-    if seen.frozen:
-        grids = Kept(seen, everything, settings.cache, shown=settings.verbose)
-    else:
-        grids = Shown(seen, everything, settings.mirror)
+    images = [*found.images, *found.held_images]
+    if not seen.frozen:
+        return learn_from(Shown(seen, images, settings.mirror), settings, found, seen, decoder, seed, checkpoint, board)
+    with kept(seen, images, settings.cache, progress=settings.verbose) as grids:
+        return learn_from(grids, settings, found, seen, decoder, seed, checkpoint, board)
+
+
+def learn_from(
+    grids: Kept | Shown,
+    settings: Any,
+    found: Material,
+    seen: Sight,
+    decoder: CaptionDecoder,
+    seed: int,
+    checkpoint: Checkpoint | None,
+    board: str | Path | None,
+) -> History:
+    """The same, where the grids of images to learn from and to validate with are known by their places."""
     model: nn.Module = decoder if seen.frozen else nn.ModuleDict({"sight": seen, "decoder": decoder})
     optimizer = adamw(model, settings.learning_rate, settings.weight_decay)
 
@@ -90,7 +102,8 @@ def learn(
         return decoder.loss(grids(batch.images), batch.words, spread=settings.spread, smoothing=settings.smoothing)
 
     def validate() -> float:
-        some = torch.arange(count, len(everything)).split(256)
+        first = len(found.images)
+        some = torch.arange(first, first + len(found.held_images)).split(256)
         said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
         scores = caption_scores(said, found.held_captions)
         return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4

@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.data import text as texts
 from regard.data.captions import captions_of, check_images
-from regard.data.images import read_image
+from regard.data.images import read_images
 from regard.data.pairs import START
 from regard.estimators.caption_evidence import CaptionEvidence
 from regard.estimators.caption_learning import learn, material
@@ -42,7 +42,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                     or an nn.Module from images to grids `[batch, channels, rows, columns]`, see `Sight`. One without
                     parameters that need gradients is frozen: it sees each image once
     image_size      the side in pixels that images are cut and scaled to; None: the encoder's own
-    cache           a folder for what a frozen encoder gave, to be used again; None: it is kept in memory only
+    cache           a folder for what a frozen encoder gave, to be used again; None: it is kept only while `fit` lasts
     mirror          turn images left to right at random, where the encoder is trained along
     tokens          "words": in lower case, without punctuation; or "pieces": byte-level BPE
     least           how often a word must occur to be known
@@ -206,9 +206,9 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         Of hard attention it is the probability of each cell, when the likeliest was taken before.
         """
         check_is_fitted(self)
-        seen = read_image(image, self.sight_.side)
+        seen = read_images([image], self.sight_.image_size)
         with torch.inference_mode():
-            grid = self.sight_(torch.from_numpy(seen)[None])
+            grid = self.sight_.grids(seen)
         if caption is None:
             [caption] = told(self.decoder_, grid, self.tokenizer_, self.longest, size=beam)
         ids = self.tokenizer_.encode(caption).ids
@@ -216,7 +216,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             weight = self.decoder_.look(grid, torch.tensor([[START, *ids]]))[0, : len(ids)]
         shape = len(ids), *self.sight_.shape
         words = [self.tokenizer_.decode([one], skip_special_tokens=False).strip() or "·" for one in ids]
-        return CaptionEvidence(seen, words, weight.double().numpy().reshape(shape), top)
+        return CaptionEvidence(seen[0], words, weight.double().numpy().reshape(shape), top)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it.

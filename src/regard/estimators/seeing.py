@@ -1,14 +1,16 @@
 """What a captioner sees: an encoder that turns images into grids, trained along, or frozen and asked once an image."""
 
 import copy
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.data.features import grids
+from regard.data.features import features
 from regard.data.images import read_images
 from regard.models.grids import SmallResNet, check_grid, efficientnet_lite0
 
@@ -19,7 +21,7 @@ USUAL = 224
 
 
 class Sight(nn.Module):
-    """An encoder, and what it takes: from uint8 images `[batch, side, side, 3]` to grids `[batch, cells, channels]`.
+    """An encoder, and what it takes.
 
     encoder      from prepared images to `[batch, channels, rows, columns]`. Where it has them, `image_size` is the
                  side of its images and `prepare` makes its input; else that is `[batch, 3, side, side]`, in 0..1
@@ -29,24 +31,29 @@ class Sight(nn.Module):
     def __init__(self, encoder: nn.Module, image_size: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.side = int(image_size or getattr(encoder, "image_size", USUAL))
-        self.channels, *self.shape = check_grid(encoder, self.side)
+        self.image_size = int(image_size or getattr(encoder, "image_size", USUAL))
+        self.channels, *self.shape = check_grid(encoder, self.image_size)
 
     @property
     def frozen(self) -> bool:
         """Whether there is nothing to learn in it."""
         return not any(parameter.requires_grad for parameter in self.encoder.parameters())
 
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.encoder(self.prepared(images))
-        return found.flatten(2).mT
-
-    def prepared(self, images: Tensor) -> Tensor:
-        """What the encoder takes."""
+    def prepare(self, images: Array) -> Tensor:
+        """What the encoder takes, of uint8 images `[batch, side, side, 3]`."""
         if hasattr(self.encoder, "prepare"):
-            made: Tensor = self.encoder.prepare(images)
+            made: Tensor = self.encoder.prepare(images)  # type: ignore[operator]
             return made
-        return images.permute(0, 3, 1, 2).float() / 255
+        return torch.as_tensor(images).movedim(-1, 1).float() / 255
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        found: Tensor = self.encoder(prepared)
+        return found
+
+    def grids(self, images: Array) -> Tensor:
+        """The grids of uint8 images, `[batch, cells, channels]`."""
+        found: Tensor = self(self.prepare(images))
+        return found.flatten(2).mT
 
 
 def sight(encoder: Any, image_size: int | None) -> Sight:
@@ -66,26 +73,38 @@ class Shown:
 
     def __init__(self, seen: Sight, images: Sequence[Any], mirror: bool = False) -> None:
         self.sight, self.mirror = seen, mirror
-        self.images = torch.from_numpy(read_images(images, seen.side))
+        self.images = torch.from_numpy(read_images(images, seen.image_size))
 
     def __call__(self, places: Tensor) -> Tensor:
         """The grids of images by their places, `[batch, cells, channels]`."""
-        which, back = places.unique(return_inverse=True)
+        which, back = torch.unique(places, return_inverse=True)  # an image with several captions goes through once
         images = self.images[which]
         if self.mirror and self.sight.training:
             turned = torch.rand(len(images)) < 0.5
             images = torch.where(turned[:, None, None, None], images.flip(2), images)
-        grid: Tensor = self.sight(images)
-        return grid if len(which) == len(places) and bool((places[1:] > places[:-1]).all()) else grid[back]
+        return self.sight.grids(images)[back]
 
 
 class Kept:
-    """Grids that a frozen encoder gave, each image once; with a folder, kept there for the next time too."""
+    """Grids that a frozen encoder gave of images, each once, from a folder."""
 
-    def __init__(self, seen: Sight, images: Sequence[Any], folder: str | Path | None, *, shown: bool) -> None:
-        seen.eval()
-        self.features = grids(seen.encoder, images, seen, folder, shown=shown)
+    def __init__(self, seen: Sight, images: Sequence[Any], folder: str | Path, *, progress: bool) -> None:
+        folder = Path(folder) / type(seen.encoder).__name__
+        self.grids = features(images, seen.eval(), folder, progress=progress)
+        if self.grids.shape[1:] != (seen.channels, *seen.shape):
+            raise ValueError(
+                f"{folder} holds grids of another encoder, {list(self.grids.shape[1:])} where this one gives"
+                f" {[seen.channels, *seen.shape]}: give another cache"
+            )
 
     def __call__(self, places: Tensor) -> Tensor:
         """The grids of images by their places, `[batch, cells, channels]`."""
-        return torch.from_numpy(self.features[places.numpy()]).float()
+        return self.grids[places.numpy()].flatten(2).mT
+
+
+@contextmanager
+def kept(seen: Sight, images: Sequence[Any], folder: str | Path | None, *, progress: bool) -> Iterator[Kept]:
+    """Grids of images while they are learned from; without a folder, they are gone then."""
+    place = tempfile.TemporaryDirectory(prefix="regard-") if folder is None else nullcontext(str(folder))
+    with place as there:
+        yield Kept(seen, images, there, progress=progress)

@@ -21,7 +21,7 @@ AT_ONCE = 64
 def grids_of(sight: Sight, images: Sequence[Any]) -> Iterator[Tensor]:
     """The grids of images, `[some, cells, channels]` at a time."""
     for start in range(0, len(images), AT_ONCE):
-        yield sight(torch.from_numpy(read_images(images[start : start + AT_ONCE], sight.side)))
+        yield sight.grids(read_images(images[start : start + AT_ONCE], sight.image_size))
 
 
 @torch.inference_mode()
