@@ -117,3 +117,12 @@ def test_many_instances_go_through_in_parts(monkeypatch):
     monkeypatch.setattr("regard.estimators.bag_learner.BLOCK", 9)
     assert_allclose(model.decision_function(bags), logit, rtol=1e-12)
     assert_allclose(model.evidence(bags).contribution, found.contribution, rtol=1e-12)
+
+
+def test_a_bag_is_drawn_by_its_own_number_even_from_behind():
+    bags = ragged(count=5)
+    shown = BagClassifier(**QUICK).fit(bags, [0, 1, 0, 1, 1]).evidence(bags)
+    last, first = shown.plot(-1), shown.plot(0)
+    assert (last.get_title(loc="left"), first.get_title(loc="left")) == ("bag 4", "bag 0")
+    with pytest.raises(IndexError):
+        shown.plot(5)

@@ -57,7 +57,7 @@ def test_bad_numbers_are_refused(y, message):
         (BagClassifier(learning_rate="fast"), "learning_rate must be positive .* got 'fast' and"),
         (BagClassifier(learning_rate=float("inf")), "learning_rate must be positive .* got inf and"),
         (BagClassifier(dropout="much"), "dropout must be at least 0 and below 1, .* got 'much'"),
-        (BagClassifier(random_state=-1), "random_state must be a whole number of at least 0, got -1"),
+        (BagClassifier(random_state=-1), "the seed, must be a whole number of at least 0 .* got -1"),
         (BagClassifier(class_weight={0: -1, 1: 1}), "class_weight must be at least 0, .* got {0: -1, 1: 1}"),
         (BagClassifier(class_weight={0: 0, 1: 0}), "class_weight must be at least 0, and not 0 for all"),
         (BagClassifier(dropout=1.0), "dropout must be at least 0 and below 1, .* got 1.0"),
@@ -70,6 +70,7 @@ def test_bad_numbers_are_refused(y, message):
         (BagRegressor("linear", heads=2), "and 1 without a softmax, got 2"),
         (QuadraticRegressor(alpha=0.0), "alpha must be a positive number, got 0.0"),
         (QuadraticRegressor(rank=0), "rank must be a positive whole number, .* got 0"),
+        (QuadraticRegressor(rank=True), "rank must be a positive whole number, .* got True"),
         (QuadraticRegressor(rank=4), "rank must be at most 3, the number of features, got 4"),
         (FlatClassifier(C=-1), "C must be a positive number, got -1"),
         (FlatRegressor(alpha="much"), "alpha must be a positive number, got 'much'"),
@@ -78,6 +79,39 @@ def test_bad_numbers_are_refused(y, message):
 def test_bad_settings_are_refused(model, message):
     with pytest.raises(ValueError, match=message):
         model.fit(even(count=4), [0, 1, 0, 1])
+
+
+@any_model
+def test_a_fit_that_fails_leaves_the_model_as_it_was(model):
+    bags, other = even(), even(features=5)
+    new = clone(model)
+    with pytest.raises(ValueError, match="y must have one target a bag"):
+        new.fit(other, [0, 1])
+    assert vars(new) == vars(clone(model))  # not fitted at all
+    new.fit(bags, target(model, bags))
+    before, first = dict(vars(new)), answer(new, bags)
+    with pytest.raises(ValueError, match=r"y must hold finite numbers|y must have a class for each bag"):
+        new.fit(other, [*np.zeros(40), np.nan])
+    assert vars(new) == before
+    assert_array_equal(answer(new, bags), first)
+
+
+def test_lists_of_frames_have_the_features_of_training_in_their_order():
+    bags = [pd.DataFrame(bag, columns=["a", "b", "c"]) for bag in even(count=9)]
+    model = BagRegressor("linear").fit([bags[0], *(bag[["b", "c", "a"]] for bag in bags[1:])], np.arange(9.0))
+    assert model.feature_names_in_.tolist() == ["a", "b", "c"]
+    plain = BagRegressor("linear").fit(even(count=9), np.arange(9.0))
+    assert_allclose(model.predict(bags), plain.predict(even(count=9)))
+    assert_allclose(model.predict(even(count=9)), plain.predict(even(count=9)))  # by place
+    with pytest.raises(ValueError, match=r"fitted on features \['a', 'b', 'c'\], these bags have \['b', 'c', 'a'\]"):
+        model.predict([bag[["b", "c", "a"]] for bag in bags])
+
+
+def test_a_loss_that_is_no_number_speaks_of_settings_that_there_are():
+    """Bags have a learning rate, and nothing to clip with."""
+    with pytest.raises(FloatingPointError, match=r"smaller learning rate than 1e\+30, or look for NaN") as caught:
+        BagRegressor(learning_rate=1e30, epochs=9, verbose=False).fit(even(), np.arange(41.0))
+    assert "clip" not in str(caught.value)
 
 
 @any_model

@@ -47,6 +47,19 @@ def test_rows_of_a_bag_are_gathered():
     assert_array_equal(frame.loc[found.rows, ["f0", "f1", "f2"]], found.instances)
 
 
+def test_frames_of_a_list_are_known_by_their_columns():
+    bags = [pd.DataFrame(bag, columns=["a", "b", "c"]) for bag in ragged()]
+    bags[1], bags[2] = bags[1][["c", "a", "b"]], bags[2][["b", "a", "c"]]
+    found = as_bags(bags)
+    assert_array_equal(found.instances, np.concatenate(ragged()))
+    assert found.features == ("a", "b", "c")
+    numbered = [pd.DataFrame(bag) for bag in ragged()]
+    assert as_bags([*numbered, np.ones((2, 3))]).features is None  # pandas' own numbers are no names
+    numbered[1] = numbered[1][[2, 0, 1]]
+    with pytest.raises(ValueError, match="bag 0 has no names, bag 1 has '2', '0', '1'"):
+        as_bags(numbered)
+
+
 def test_bags_are_picked_as_arrays_are():
     bags, named = ragged(), as_bags(ragged())
     named = Bags(named.instances, named.starts, np.arange(41) * 10, ("a", "b", "c"))
@@ -90,6 +103,9 @@ def test_labels_of_instances_are_taken_together():
         (lambda: as_bags([np.ones((2, 3)), []]), r"bag 1 is empty"),
         (lambda: as_bags([np.ones((2, 3)), np.ones((1, 3)), np.ones((2, 4))]), "bag 0 has 3, bag 2 has 4"),
         (lambda: as_bags([np.ones((2, 3)), np.ones(3)]), r"bag 1 must be \[instances, features\], got shape \[3\]"),
+        (lambda: as_bags([FRAME[["x", "y"]], FRAME[["x", "bag"]]]), "bag 0 has 'x', 'y', bag 1 has 'x', 'bag'"),
+        (lambda: as_bags([FRAME[["x", "y"]], np.ones((2, 2))]), "bag 0 has 'x', 'y', bag 1 has no names"),
+        (lambda: as_bags([FRAME[["x", "x"]]]), "a name of its own, .* bag 0 has 'x', 'x'"),
         (lambda: as_bags([np.array([["a", "b"]])]), "features of bag 0 must be numbers, .* could not convert"),
         (lambda: as_bags([np.ones((1, 2)), [[1, 2], [3]]]), "features of bag 1 must be numbers, .* inhomogeneous"),
         (lambda: as_bags([np.ones((1, 2)) * 1j]), "features of bag 0 must be numbers, .* got complex128"),

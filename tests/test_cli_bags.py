@@ -156,6 +156,39 @@ def test_missing_cells_are_filled_in_or_refused(here, molecules):
     assert "missing in column 'charge', row 5 (line 6 of gap.csv)" in refused("predict", "model", "gap.csv")
 
 
+@pytest.mark.parametrize("gap", [False, True])
+def test_truths_are_0_and_1(here, gap):
+    """A column of true and false is a feature like any other; what is missing is the commoner of the two."""
+    table = pd.read_csv("bags.csv", dtype={"molecule": str})
+    flag = (table["charge"] > 0.8).astype(object)
+    new = pd.read_csv("new.csv", dtype={"molecule": str}).assign(ring=lambda new: new["charge"] > 0.8)
+    new.to_csv("new.csv", index=False)
+    more = ("--impute",) if gap else ()
+    for name, value in {"truth": flag, "number": flag.astype(int)}.items():
+        if gap:
+            value = value.astype(object).where(value.index > 2, None)
+            value = value if name == "truth" else value.fillna(0)
+        table.assign(ring=value).to_csv(f"{name}.csv", index=False)
+        fit("--epochs", 20, *more, table=f"{name}.csv", out=name)
+    told = run("predict", "truth", "new.csv", "--proba").stdout
+    assert told == run("predict", "number", "new.csv", "--proba").stdout
+    assert told != run("predict", "truth", changed_flag(new), "--proba").stdout
+    assert re.search(r"  ring +number", run("info", "truth").stdout)
+
+
+def changed_flag(table):
+    """The table with the other truths, in a file."""
+    table.assign(ring=~table["ring"]).to_csv("other.csv", index=False)
+    return "other.csv"
+
+
+def test_a_seed_has_64_bits(here):
+    fit("--epochs", 1, "--seed", 2**64 - 1)
+    words = ("fit", "bags.csv", "--bag", "molecule", "--target", "active", "--out", "other")
+    assert "random_state, the seed, must be" in (said := refused(*words, "--seed", 2**64))
+    assert f"below 2**64, got {2**64}" in said
+
+
 def test_the_evidence_of_a_bag_is_drawn(here):
     fit("--epochs", 5)
     said = run("evidence", "model", "new.csv", "--plot", "deep/why.png", "--row", 2, "--out", "why.csv")
@@ -216,6 +249,13 @@ def test_options_of_bags_mean_nothing_to_rows(here):
     fit("--epochs", 1)
     assert "--std is for rows, not for bags" in refused("predict", "model", "new.csv", "--std")
     assert "--density is for rows, not for bags" in refused("predict", "model", "new.csv", "--density")
+
+
+@pytest.mark.parametrize("more", [("--epochs", 100), ("--batch-size", 9), ("--early-stopping",)])
+def test_linear_attention_has_no_epochs(here, more):
+    words = ("fit", "energy.csv", "--bag", "molecule", "--target", "energy", "--out", "model", "--attention")
+    assert refused(*words, "linear", *more) == f"{more[0]} means nothing with --attention linear\n"
+    run(*words, "mean", *more)
 
 
 def test_new_tables_must_have_what_the_model_knows(here):

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 FORMAT = 1
 CONFIG, ARRAYS, OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
-TEXT = re.compile(r"[a-z]+(-2)?\.json")
+TEXT = re.compile(r"[a-z_]+(-2)?\.json")
 
 
 def check_place(folder: str | Path) -> None:

@@ -8,6 +8,8 @@
     regard fit molecules.csv --bag molecule --target active --out model/       bags: a row for each instance
     regard fit book.txt --kind writer --out model/                             a text, to go on with
     regard write model/ --prompt "Once upon a time"
+    regard fit pairs.tsv --kind translator --out model/                        sentences, source TAB target
+    regard translate model/ < in.txt > out.txt
     regard fit captions.tsv --images photos/ --kind captioner --out model/     images, to say what is in them
     regard caption model/ photo.jpg --plot looked.png
 
@@ -24,9 +26,11 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from regard import saving
-from regard.cli import bags, captioner, rows, writer
+from regard.cli import bags, captioner, rows, translator, writer
 from regard.cli.settings import leads
 from regard.data import tables
+from regard.data.pairs import lines_of
+from regard.data.text import decoded
 
 try:
     import typer
@@ -62,14 +66,18 @@ app = typer.Typer(
 
 
 class Kind(StrEnum):
-    """What is learned: to predict a number or one of some classes, to write, or to say what is in an image."""
+    """What is learned: to predict a number or one of some classes, to write, to translate, or to caption."""
 
     auto = "auto"
     regression = "regression"
     classification = "classification"
     writer = "writer"
+    translator = "translator"
     captioner = "captioner"
 
+
+FORMS: dict[Kind, Any] = {Kind.writer: writer, Kind.translator: translator, Kind.captioner: captioner}
+"""What is not a table with a target."""
 
 ALWAYS = ("table", "out", "kind", "seed", "quiet")
 """Options of `fit` that always mean something; what else does, each kind of data says itself."""
@@ -77,8 +85,8 @@ ALWAYS = ("table", "out", "kind", "seed", "quiet")
 Table = Annotated[
     Path,
     typer.Argument(
-        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a captioner, a table"
-        " of images and captions."
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator, pairs;"
+        " for a captioner, an image."
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
@@ -88,9 +96,16 @@ Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv o
 @app.command()
 def fit(
     ctx: typer.Context,
-    table: Table,
     out: Annotated[Path, typer.Option(help="The model folder to write; a model that is there is replaced.")],
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; source TAB target; or image TAB caption."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict. Translator: the file of translations, line by line.")
+    ] = None,
     kernel: Annotated[
         str, typer.Option(help="gaussian, laplace, epanechnikov, boxcar, tricube, or constant.")
     ] = "gaussian",
@@ -112,8 +127,8 @@ def fit(
     kind: Annotated[
         Kind,
         typer.Option(
-            help="auto: classification if the target is not a number. writer: learn to go on with a text. captioner:"
-            " learn to say what is in an image."
+            help="auto: classification if the target is not a number. writer: learn to go on with a text. translator:"
+            " learn from sentences and their translations. captioner: learn to say what is in an image."
         ),
     ] = Kind.auto,
     weight: Annotated[str | None, typer.Option(help="A column that says how much each row counts.")] = None,
@@ -139,16 +154,24 @@ def fit(
     balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
     set: Annotated[  # noqa: A002
         list[str] | None,
-        typer.Option(help="Writer, captioner: a setting, NAME=VALUE, such as size=256; several times for more."),
+        typer.Option(help="Writer, translator, captioner: a setting, NAME=VALUE, such as size=256; several times."),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Writer, captioner: go on with a run that was stopped, kept beside the model folder."
+            "--resume",
+            help="Writer, translator, captioner: go on with a run that was stopped, kept beside the model folder.",
         ),
     ] = False,
-    board: Annotated[Path | None, typer.Option(help="Writer, captioner: a folder for TensorBoard.")] = None,
+    board: Annotated[Path | None, typer.Option(help="Writer, translator, captioner: a folder for TensorBoard.")] = None,
     images: Annotated[Path | None, typer.Option(help="Captioner: the folder that the images are in.")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Translator: the file of sentences, whose translations are --target.")
+    ] = None,
+    validation: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Translator: two files, sources and targets, that the best epoch is chosen by."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
 ) -> None:
@@ -157,9 +180,11 @@ def fit(
     With --bag, rows are instances, and a prediction is of a bag.
     """
     saving.check_place(out)
-    form: Any = {Kind.writer: writer, Kind.captioner: captioner}.get(kind, rows if bag is None else bags)
+    form = FORMS.get(kind, rows if bag is None else bags)
     refuse(ctx, form)
-    if target is None and form in (rows, bags):
+    if table is None and form is not translator:
+        raise ValueError(f"{form.WHAT} to learn from are missing: regard fit FILE --out MODEL")
+    if target is None and kind not in FORMS:
         raise ValueError("--target says the column to predict, and is missing")
     model, more, said = form.learn(table, ctx.params)
     if not leads():
@@ -196,10 +221,33 @@ def write(
 
 
 @app.command()
+def translate(
+    folder: Folder,
+    beam: Annotated[int, typer.Option(help="Hypotheses of each sentence; 1 is quickest.", min=1)] = 5,
+    penalty: Annotated[float, typer.Option(help="How much longer translations are favoured.", min=0)] = 1.0,
+    alignments: Annotated[
+        Path | None, typer.Option(help="Also write what each translation looked at: a line of JSON for each.")
+    ] = None,
+) -> None:
+    """Translate stdin to stdout, line by line."""
+    model, _, form = opened(folder)
+    if form is not translator:
+        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Translator translates")
+    lines = lines_of(decoded(sys.stdin.buffer.read(), "stdin"))
+    done = []
+    for line in translator.translations(model, lines, beam, penalty):
+        typer.echo(line)
+        done.append(line)
+    if alignments is not None:
+        translator.write_alignments(model, lines, done, alignments)
+        say(f"{len(done)} alignments → {alignments}")
+
+
+@app.command()
 def caption(
     folder: Folder,
     photos: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
-    beam: Annotated[int, typer.Option(help="How many captions are followed up at once.", min=1)] = 5,
+    beam: Annotated[int, typer.Option(help="Hypotheses of each caption; 1 is quickest.", min=1)] = 5,
     plot: Annotated[
         Path | None, typer.Option(help="Draw where each word looked; of several photos, their names are added.")
     ] = None,
@@ -210,7 +258,7 @@ def caption(
     """
     model, _, form = opened(folder)
     if form is not captioner:
-        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Captioner captions: regard predict")
+        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Captioner captions")
     wrong: list[str] = []
     found = captioner.photos_in(photos)
     for path, image, said in captioner.captions(model, found, beam, wrong.append):
@@ -263,9 +311,9 @@ def evidence(
         tables.check_destination(out)
     model, schema, form = opened(folder)
     asked = form.asked(model, schema, table)
-    if plot is not None and form in (rows, bags) and row > len(asked):
+    if plot is not None and form is not writer and row > len(asked):
         raise ValueError(f"--row must be between 1 and {len(asked)}, the {form.WHAT} of {table}, got {row}")
-    found = model.evidence(asked, top=top)
+    found = form.evidence(model, asked, top)
     if plot is not None:
         draw(form.picture(found, row - 1), plot, form.called(asked, row - 1))
     tables.write_table(found.to_frame(), out)
@@ -282,11 +330,21 @@ def info(folder: Folder) -> None:
 
 
 def refuse(ctx: typer.Context, form: Any) -> None:
-    """Options that were given, and that mean nothing for this kind of data, are a mistake."""
-    for name in ctx.params:
-        source = ctx.get_parameter_source(name)
-        if name not in (*ALWAYS, *form.OPTIONS) and source is not None and source.name == "COMMANDLINE":
-            raise ValueError(f"--{name.replace('_', '-')} means nothing for {form.WHAT}")
+    """Options that were given, and that mean nothing for this kind of data, or beside another option, are a mistake."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    idle: dict[tuple[str, str], tuple[str, ...]] = getattr(form, "IDLE", {})
+    for name in given:
+        if name not in (*ALWAYS, *form.OPTIONS):
+            raise ValueError(f"{typed(name)} means nothing for {form.WHAT}")
+        for (other, value), without in idle.items():
+            if name in without and ctx.params[other] == value:
+                raise ValueError(f"{typed(name)} means nothing with {typed(other)} {value}")
+
+
+def typed(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
 
 
 def opened(folder: Path) -> tuple[Any, Any, Any]:
@@ -295,7 +353,7 @@ def opened(folder: Path) -> tuple[Any, Any, Any]:
 
     config, arrays = saving.read(folder)
     model = restored(folder, config, arrays)
-    form: Any = next(form for form in (writer, captioner, bags, rows) if form.takes(model))
+    form: Any = next(form for form in (writer, translator, captioner, bags, rows) if form.takes(model))
     return model, form.schema_of(model, config, folder), form
 
 

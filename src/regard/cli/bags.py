@@ -2,7 +2,8 @@
 
     regard fit molecules.csv --bag molecule --target active --out model/
 
-The target of a bag is that of its rows, which must all have the same. All other columns are features, and numbers.
+The target of a bag is that of its rows, which must all have the same. All other columns are features, and numbers;
+true and false count as 1 and 0.
 The names of bags are text, whatever they look like, so that 1 and 01 are two bags in every file.
 """
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 WHAT = "bags"
 SETTINGS = ("bag", "hidden_size", "heads", "epochs", "batch_size", "early_stopping")
 OPTIONS = (*SETTINGS, "target", "impute", "attention", "balanced")
+IDLE = {("attention", "linear"): ("epochs", "batch_size", "early_stopping")}
+"""Options that mean nothing beside a value of another: linear attention has no epochs."""
 
 
 def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
@@ -41,7 +44,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     rows = roles.features_of(frame, [target, bag])
     check_features(rows)
     rows, fill = tables.impute(rows) if impute else (rows, None)
-    tables.check_complete(rows)
+    tables.check_complete(rows)  # as_bags makes 0 and 1 of truths
     model = model_for(value, given).fit(rows.assign(**{bag: ids}), value)
     whole = ", ".join(tables.counted(*some) for some in ((value, "bag"), (rows, "row"), (rows.columns, "column")))
     return model, {"table": as_json(known(model, fill))}, [*said, f"{type(model).__name__} on {whole}"]
@@ -49,6 +52,11 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
 
 def written(out: Path) -> None:
     """The model is in its folder: there is nothing to tidy up."""
+
+
+def evidence(model: Any, asked: Any, top: int) -> Any:
+    """What each prediction looked at."""
+    return model.evidence(asked, top=top)
 
 
 def picture(found: Any, place: int) -> Any:
@@ -69,9 +77,9 @@ def bag_of(frame: "DataFrame", bag: str) -> "Series":
 
 
 def check_features(rows: "DataFrame") -> None:
-    """The features of an instance are numbers."""
+    """The features of an instance are numbers; true and false are 1 and 0."""
     for name in rows.columns:
-        if not roles.is_number(rows[name]):
+        if not roles.is_number(rows[name]) and not roles.is_truth(rows[name]):
             raise ValueError(
                 f"the features of a bag must be numbers, and column {name!r} holds {rows[name].dropna().iloc[0]!r}:"
                 " leave it out, or turn it into numbers"

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
 from regard.cli.settings import settings_in
+from regard.cli.writer import run_of
 from regard.data.images import SUFFIXES, read_captions, read_image
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-WHAT = "captions"
+WHAT = "images and captions"
 OPTIONS = ("set", "resume", "board", "images")
 AT_ONCE = 64
 """Photos that are captioned together."""
@@ -43,11 +44,6 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     return captioner, {}, [*said, f"{told}, held-out BLEU-4 {bleu:.1f}"]
 
 
-def run_of(out: Path) -> Path:
-    """Where the run is kept while it lasts."""
-    return out.with_name(f"{out.name}.run")
-
-
 def written(out: Path) -> None:
     """The model is in its folder: the run is no longer needed."""
     for folder in (run_of(out), run_of(out).with_suffix(".features")):
@@ -63,9 +59,14 @@ def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
     """An image has no columns."""
 
 
-def asked(model: Any, schema: None, path: Path) -> Path:
+def asked(model: Any, schema: None, path: Path) -> list[Path]:
     """An image to look at."""
-    return path
+    return [path]
+
+
+def evidence(model: Any, asked: list[Path], top: int) -> Any:
+    """Where each word of its caption looked."""
+    return model.evidence(asked[0], top=top)
 
 
 def picture(found: Any, place: int) -> Any:
@@ -73,9 +74,9 @@ def picture(found: Any, place: int) -> Any:
     return drawn(found.plot)
 
 
-def called(path: Path, place: int) -> str:
+def called(asked: list[Path], place: int) -> str:
     """An image as a message calls it."""
-    return path.name
+    return asked[place].name
 
 
 def predictions(model: Any, *_: Any) -> "DataFrame":

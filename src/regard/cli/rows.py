@@ -45,6 +45,11 @@ def written(out: Path) -> None:
     """The model is in its folder: there is nothing to tidy up."""
 
 
+def evidence(model: Any, asked: Any, top: int) -> Any:
+    """What each prediction looked at."""
+    return model.evidence(asked, top=top)
+
+
 def picture(found: Any, place: int) -> Any:
     """The evidence of one row."""
     return drawn(lambda: found.plot(query=place))

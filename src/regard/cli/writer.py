@@ -53,6 +53,11 @@ def asked(model: Any, schema: None, path: Path) -> str:
     return read_text(path)
 
 
+def evidence(model: Any, asked: Any, top: int) -> Any:
+    """What each prediction looked at."""
+    return model.evidence(asked, top=top)
+
+
 def picture(found: Any, place: int) -> Any:
     """What the last block's heads look at, on average."""
     return drawn(found.plot)

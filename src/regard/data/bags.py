@@ -6,9 +6,9 @@ array without padding, bag after bag:
     instances  [N, d]   the instances of bag b are instances[starts[b] : starts[b + 1]]
     starts     [B + 1]  from 0 to N, rising
 
-They come as a list of [n, d] arrays, as an array [B, n, d] of bags of one size, as one that is padded, with lengths,
-or as a frame with a row for each instance and a column that says which bag it is in. What must hold is checked here,
-once: at least one bag, none of them empty, one number of features, no NaN and no infinity.
+They come as a list of [n, d] arrays or frames, as an array [B, n, d] of bags of one size, as one that is padded, with
+lengths, or as a frame with a row for each instance and a column that says which bag it is in. What must hold is checked
+here, once: at least one bag, none of them empty, one number of features, no NaN and no infinity.
 """
 
 from collections.abc import Iterator, Sequence
@@ -113,7 +113,8 @@ class Bags:
 def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # noqa: N803
     """Bags of whatever form.
 
-    X        Bags; a list of [n, d] arrays; an array [B, n, d]; or a pandas frame, a row for each instance
+    X        Bags; a list of [n, d] arrays, or of frames, whose columns are found by name; an array [B, n, d]; or a
+             pandas frame, a row for each instance
     lengths  [B] how many instances of each bag of an array [B, n, d] count; what is behind them is padding
     by       the column of a frame that names the bag of each row. The rows of a bag need not stand together: they
              are gathered, and bags are in the order in which they first appear
@@ -146,6 +147,7 @@ def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # n
 
 def from_list(bags: Sequence[Any]) -> Bags:
     """A list of [n, d] arrays, copied into one."""
+    bags, features = by_columns(bags)
     arrays = [real(bag, f"bag {place}") for place, bag in enumerate(bags)]
     if not arrays:
         raise ValueError("there must be at least one bag, got an empty list")
@@ -161,7 +163,30 @@ def from_list(bags: Sequence[Any]) -> Bags:
                 f"all bags must have the same features: bag 0 has {arrays[0].shape[1]}, bag {place} has"
                 f" {array.shape[1]}"
             )
-    return Bags(np.concatenate(arrays), starts_of([len(array) for array in arrays]))
+    return Bags(np.concatenate(arrays), starts_of([len(array) for array in arrays]), features=features)
+
+
+def by_columns(bags: Sequence[Any]) -> tuple[Sequence[Any], tuple[str, ...] | None]:
+    """Bags whose columns have names, in the order of the first of them; and those names, if they are text."""
+    columns = [list(bag.columns) if hasattr(bag, "columns") else None for bag in bags]
+    columns = [None if names == list(range(len(names or ()))) else names for names in columns]  # pandas' own numbers
+    if all(names is None for names in columns):
+        return bags, None
+    wanted = columns[0]
+    for place, names in enumerate(columns):
+        if names is None or wanted is None:
+            alike = names is wanted
+        else:
+            alike = set(names) == set(wanted) and len(set(names)) == len(names)
+        if not alike:
+            told = ["no names" if some is None else listed(map(str, some)) for some in (wanted, names)]
+            raise ValueError(
+                "all bags must have the same features, each with a name of its own, if one of them has names:"
+                f" bag 0 has {told[0]}, bag {place} has {told[1]}"
+            )
+    assert wanted is not None
+    named = tuple(wanted) if all(isinstance(name, str) for name in wanted) else None
+    return [bag[wanted] for bag in bags], named
 
 
 def from_array(array: Array, lengths: Any) -> Bags:

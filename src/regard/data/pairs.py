@@ -34,7 +34,16 @@ class PairBatch(NamedTuple):
 
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a file of UTF-8."""
-    lines = read_text(path).split("\n")
+    return lines_of(read_text(path))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text; the last may end, or not.
+
+    >>> lines_of("one\\n\\nthree\\n")
+    ['one', '', 'three']
+    """
+    lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 

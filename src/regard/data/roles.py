@@ -76,8 +76,9 @@ def is_number(column: "Series") -> bool:
 
 
 def is_truth(column: "Series") -> bool:
-    """Whether a column holds True and False."""
-    return bool(pandas().api.types.is_bool_dtype(column.dtype))
+    """Whether a column holds True and False, some of them missing perhaps."""
+    types = pandas().api.types
+    return bool(types.is_bool_dtype(column.dtype) or types.infer_dtype(column, skipna=True) == "boolean")
 
 
 def in_order(column: "Series", order: list[str] | None) -> "Series":

@@ -39,15 +39,19 @@ def read_text(path: str | Path) -> str:
         raise IsADirectoryError(f"{path} is a folder; a text is a file")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    raw = path.read_bytes()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path} is not UTF-8: line {line} has the byte 0x{raw[error.start]:02x}") from None
+    text = decoded(path.read_bytes(), str(path))
     if not text.strip():
         raise ValueError(f"{path} is empty")
-    return text.replace("\r\n", "\n")
+    return text
+
+
+def decoded(raw: bytes, name: str) -> str:
+    """What bytes of UTF-8 say, with lines that end alike."""
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ValueError(f"{name} is not UTF-8: line {line} has the byte 0x{raw[error.start]:02x}") from None
 
 
 def text_of(text: str | Path) -> str:

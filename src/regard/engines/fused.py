@@ -27,7 +27,6 @@ from regard.engines.job import Job, spans
 from regard.engines.pairing import Distances, Pairing, Products
 from regard.engines.threads import Room, spread
 from regard.masks import Mask, block_of, causal, parts_of
-from regard.parts import Attended
 from regard.scores import is_inner_product, is_squared_distance
 
 BLOCK = (512, 512)
@@ -107,8 +106,8 @@ class Fold:
         return first[number, rows], second[number, rows]
 
 
-def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor, Tensor]:
-    """The fold, and the vectors it pairs. Bandwidths and projections learn through autograd, outside it."""
+def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor, Tensor, Tensor]:
+    """The fold, the vectors it pairs, and the values. Bandwidths and projections learn through autograd, outside it."""
     pairing: Pairing
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
@@ -118,15 +117,8 @@ def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor,
         query, key, scale = job.score.as_dot(job.query, job.key)
         query, key = query.to(job.query.dtype), key.to(job.query.dtype)
         pairing = Products(scale)
-    query, key = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key))
-    return Fold(pairing, job.mask, job.shape, job.dropout, seed, block), query, key
-
-
-def attend_parts(job: Job, seed: int, block: tuple[int, int]) -> Attended:
-    """Mean `[..., q, v]` and log weight `[..., q]`."""
-    fold, query, key = prepared(job, seed, block)
-    value = job.value.expand(*job.leading, *job.value.shape[-2:])
-    return Attended(*Fused.apply(fold, query, key, value))  # type: ignore[no-untyped-call]
+    query, key, value = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key, job.value))
+    return Fold(pairing, job.mask, job.shape, job.dropout, seed, block), query, key, value
 
 
 class Head(NamedTuple):

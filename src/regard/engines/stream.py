@@ -66,9 +66,11 @@ class Stream:
         """Means and log weights; with dropout, only the means are of the dropped weights."""
         seed = dropout.draw_seed() if job.dropout else 0
         if fusible(job):
-            from regard.engines import fused  # imports numba
+            from regard.engines import fused, short  # imports numba
 
-            return fused.attend_parts(job, seed, self.sizes(fused.BLOCK))
+            given = fused.prepared(job, seed, self.sizes(fused.BLOCK))
+            way: Any = short.Together if self.block is None and short.fits(given[0]) else fused.Fused
+            return Attended(*way.apply(*given))
         return attend_blocks(job, seed, self.sizes(cached(job)))
 
     def sizes(self, default: tuple[int, int]) -> tuple[int, int]:

@@ -49,7 +49,7 @@ def fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same for the scores that the CPU's fused loops know."""
     from regard.engines import fused, loops  # imports numba
 
-    fold, query, key = fused.prepared(job, 0, fused.BLOCK)
+    fold, query, key, _ = fused.prepared(job, 0, fused.BLOCK)
     best = job.query.new_full([*fold.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
     highest, total = best.new_full(fold.shape[:-1], -math.inf), best.new_zeros(fold.shape[:-1])

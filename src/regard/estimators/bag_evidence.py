@@ -78,6 +78,7 @@ class BagEvidence:
         """The evidence of one bag as bars: its first instances, what they speak for, and all others."""
         from regard.plots import evidence_bars
 
+        query = range(len(self))[query]  # counted from the last, it has a number of its own
         shown = np.flatnonzero(self.index[query] >= 0)[:BARS]
         index, weight = self.index[query][shown], self.weight[query][shown]
         rest = max(0.0, 1.0 - float(weight.sum()))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.data.bags import Bags
 from regard.estimators.over_bags import OverBags
-from regard.estimators.settings import seed_of
+from regard.estimators.settings import seed_of, whole
 from regard.models.bag import BagAttention, BagModel, GatedScore, MaxPooling, MeanPooling, TanhScore, linear_score
 from regard.training import History, train
 
@@ -231,8 +231,3 @@ class Shuffled:
 def number(value: Any) -> bool:
     """Whether something is a finite number."""
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-
-
-def whole(value: Any) -> bool:
-    """Whether something is a positive whole number."""
-    return not isinstance(value, bool) and hasattr(value, "__index__") and value >= 1

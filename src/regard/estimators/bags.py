@@ -22,7 +22,7 @@ from regard.estimators.columns import Scale
 from regard.estimators.over_bags import ClassifierOverBags, RegressorOverBags, shares
 from regard.estimators.quadratic import root_mean_squares
 from regard.estimators.quadratic_forms import fit_pair, pair_of, ridge
-from regard.estimators.settings import seed_of
+from regard.estimators.settings import all_or_nothing, seed_of
 
 Array = Any
 STARTS = ("random", "spectral")
@@ -99,6 +99,7 @@ class BagClassifier(BagLearner, ClassifierOverBags):
         )
         self.class_weight = class_weight
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Learn from bags and one label for each."""
         bags, place = self.see_classes(X, y)
@@ -169,6 +170,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
         )
         self.init = init
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Learn from bags and one number for each."""
         bags, y = self.see_numbers(X, y)

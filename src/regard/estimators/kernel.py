@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from regard.estimators.choosing import Bandwidth
 from regard.estimators.effects import slopes
 from regard.estimators.kernel_estimator import Kernel, KernelEstimator
-from regard.estimators.settings import restored_classes, saved_classes, target_names
+from regard.estimators.settings import all_or_nothing, restored_classes, saved_classes, target_names
 
 Array = Any
 
@@ -81,6 +81,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
     def smoothing_order(self) -> int:
         return self.order
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Keep the rows [n, d] and targets [n] or [n, c], and find the bandwidth."""
         name = target_names(y)
@@ -149,6 +150,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
 
     y_: Array
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Keep the rows [n, d] and classes [n], and find the bandwidth."""
         name = target_names(y)

@@ -13,37 +13,37 @@ from regard.estimators.settings import saved_settings
 from regard.training import Checkpoint
 
 
-def check_whole(model: Any, names: Iterable[str]) -> None:
+def check_whole(estimator: Any, names: Iterable[str]) -> None:
     """These settings count something."""
     for name in names:
-        value = getattr(model, name)
+        value = getattr(estimator, name)
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
             raise ValueError(f"{name} must be a positive whole number, got {value!r}")
 
 
-def check_between(model: Any, **ranges: tuple[float, float]) -> None:
+def check_between(estimator: Any, /, **ranges: tuple[float, float]) -> None:
     """These settings are numbers above the first and below the second of their range."""
     for name, (low, high) in ranges.items():
-        value = getattr(model, name)
+        value = getattr(estimator, name)
         if not is_number(value) or not low < value < high:
             raise ValueError(f"{name} must be a number above {low} and below {high}, got {value!r}")
 
 
-def check_from_zero(model: Any, **below: float) -> None:
+def check_from_zero(estimator: Any, /, **below: float) -> None:
     """These settings are numbers of at least 0, and below what is given."""
     for name, high in below.items():
-        value = getattr(model, name)
+        value = getattr(estimator, name)
         if not is_number(value) or not 0 <= value < high:
             limit = "" if high == math.inf else f" and below {high}"
             raise ValueError(f"{name} must be a number of at least 0{limit}, got {value!r}")
 
 
-def check_choice(model: Any, **choices: tuple[str | None, ...]) -> None:
+def check_choice(estimator: Any, /, **choices: tuple[str | None, ...]) -> None:
     """These settings are one of some words."""
     for name, known in choices.items():
-        if getattr(model, name) not in known:
+        if getattr(estimator, name) not in known:
             *words, last = map(str, known)
-            raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {getattr(model, name)!r}")
+            raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {getattr(estimator, name)!r}")
 
 
 def is_number(value: Any) -> bool:
@@ -62,18 +62,18 @@ def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float
 
 
 def kept_run(
-    model: Any, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
+    estimator: Any, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
 ) -> Checkpoint | None:
     """Where the run of an estimator is kept, and what must be the same when it goes on: settings, seed and data."""
     if folder is None:
         if resume:
             raise ValueError("resume=True needs the checkpoint folder of the run that is to go on")
         return None
-    if model.random_state is None:
+    if estimator.random_state is None:
         raise ValueError("a run with a checkpoint needs a seed, so that it can go on: set random_state")
     digest = sha256()
     for text in data:
         digest.update(text.encode() + b"\0")
-    about = {**saved_settings(model), "seed": seed, "data": digest.hexdigest()}
+    about = {**saved_settings(estimator), "seed": seed, "data": digest.hexdigest()}
     del about["verbose"]
     return Checkpoint(folder, every=every, resume=resume, about=about)

@@ -14,6 +14,7 @@ from regard.data.bags import Bags
 from regard.estimators.columns import Scale
 from regard.estimators.over_bags import ClassifierOverBags, OverBags, RegressorOverBags, shares
 from regard.estimators.quadratic_forms import fit_rank, instance_forms, quadratic, ridge
+from regard.estimators.settings import all_or_nothing, whole
 
 Array = Any
 
@@ -48,6 +49,7 @@ class QuadraticRegressor(RegressorOverBags):
         self.standardise = standardise
         self.bag = bag
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Learn from bags and one number for each."""
         bags, y = self.see_numbers(X, y)
@@ -68,7 +70,7 @@ class QuadraticRegressor(RegressorOverBags):
 
     def check_settings(self) -> None:
         check_ridge(alpha=self.alpha)
-        if self.rank is not None and (not hasattr(self.rank, "__index__") or self.rank < 1):
+        if self.rank is not None and not whole(self.rank):
             raise ValueError(f"rank must be a positive whole number, or None for the full matrix, got {self.rank!r}")
 
     def outputs(self, bags: Bags) -> Array:
@@ -154,6 +156,7 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
         self.standardise = standardise
         self.bag = bag
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Learn from bags of one size and one class for each."""
         bags, place = self.see_classes(X, y)
@@ -179,6 +182,7 @@ class FlatRegressor(FlatModel, RegressorOverBags):
         self.standardise = standardise
         self.bag = bag
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Learn from bags of one size and one number for each."""
         bags, y = self.see_numbers(X, y)

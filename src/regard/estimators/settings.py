@@ -1,7 +1,9 @@
 """What all estimators do alike with their settings and their targets: a seed, and how a file keeps them."""
 
+import functools
 import numbers
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -9,6 +11,10 @@ from sklearn.utils import check_random_state
 from regard.saving import jsonable
 
 Array = Any
+Given = ParamSpec("Given")
+Model = TypeVar("Model")
+SEEDS = 2**64
+"""How many seeds there are: torch's generator takes no larger one."""
 
 
 def seed_of(random_state: Any) -> int:
@@ -16,10 +22,33 @@ def seed_of(random_state: Any) -> int:
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31 - 1))
     if random_state is None or isinstance(random_state, numbers.Integral):
-        if random_state is not None and random_state < 0:
-            raise ValueError(f"random_state must be a whole number of at least 0, got {random_state}")
+        if random_state is not None and not 0 <= int(random_state) < SEEDS:
+            raise ValueError(
+                f"random_state, the seed, must be a whole number of at least 0 and below 2**64, got {random_state}"
+            )
         return int(random_state or 0)
     return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[Concatenate[Model, Given], Model]:
+    """A `fit` that fails, or is stopped, leaves the model as it was before."""
+
+    @functools.wraps(fit)
+    def fitted(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> Model:
+        before = dict(vars(model))
+        try:
+            return fit(model, *args, **kwargs)
+        except BaseException:
+            vars(model).clear()
+            vars(model).update(before)
+            raise
+
+    return fitted
+
+
+def whole(value: Any) -> bool:
+    """Whether something is a positive whole number."""
+    return not isinstance(value, bool) and hasattr(value, "__index__") and value >= 1
 
 
 def saved_settings(model: Any) -> dict[str, Any]:

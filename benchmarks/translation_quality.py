@@ -1,0 +1,126 @@
+"""Translators learned from Multi30k, and what they score: the settings of each run, and the run.
+
+    python -m benchmarks.translation_quality --data FOLDER --run transformer --out FOLDER     one run
+
+Sentences are lower-cased, their punctuation normalised, and tokenised by Moses's rules (`sacremoses`), as in the rows
+that are published; BLEU is sacreBLEU's of those tokens, on test_2016_flickr. The epoch is chosen by the validation
+part, the test part is translated once. A run leaves a model folder, and a JSON file with its settings, its
+validations epoch by epoch, its minutes and its scores.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.harness import THREADS, machine
+from regard import Translator
+from regard.data.pairs import read_lines
+from regard.estimators.translation_score import translation_score
+
+PARTS = ("train", "val", "test_2016_flickr")
+COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0}
+ATTENTIVE = COMMON | {"size": 256, "hidden": 384, "dropout": 0.4, "epochs": 25, "learning_rate": 1e-3}
+RUNS: dict[str, dict[str, Any]] = {
+    "transformer": COMMON
+    | {
+        "model": "transformer",
+        "blocks": 4,
+        "heads": 4,
+        "size": 128,
+        "hidden": 256,
+        "dropout": 0.3,
+        "epochs": 55,
+        "batch_tokens": 4096,
+        "learning_rate": 5e-3,
+        "warm": 1000,
+        "average": 8,
+    },
+    "bahdanau": ATTENTIVE | {"model": "bahdanau"},
+    "luong": ATTENTIVE | {"model": "luong"},
+    "rnn": ATTENTIVE | {"model": "rnn"},
+}
+"""Settings by name; those for the other direction are the same."""
+
+
+class Corpus(NamedTuple):
+    """One part in two languages, line by line."""
+
+    source: list[str]
+    target: list[str]
+
+
+def corpora(data: Path, source: str, target: str) -> dict[str, Corpus]:
+    """All parts, tokenised."""
+    return {part: Corpus(tokenised(data, part, source), tokenised(data, part, target)) for part in PARTS}
+
+
+def tokenised(data: Path, part: str, language: str) -> list[str]:
+    """The lines of a part as the published rows have them."""
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    normal, words = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+    lines = read_lines(data / "multi30k" / f"{part}.{language}")
+    return [words.tokenize(normal.normalize(line.lower()), return_str=True, escape=False) for line in lines]
+
+
+def run(data: Path, name: str, direction: str, out: Path) -> dict[str, Any]:
+    """Learn, choose, translate and write down."""
+    source, target = direction.split("-")
+    parts = corpora(data, source, target)
+    translator = Translator(**RUNS[name])
+    folder = out / f"{name}-{direction}"
+    began, used = time.perf_counter(), time.process_time()
+    translator.fit(
+        *parts["train"], validation=parts["val"], checkpoint=folder.with_suffix(".run"), resume=True, board=None
+    )
+    seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    translator.save(folder)
+    told = {
+        "run": name,
+        "direction": direction,
+        "settings": RUNS[name],
+        "machine": machine(),
+        "minutes": round(seconds / 60, 1),
+        "processor_minutes": round(cpu / 60, 1),
+        "validation_bleu": [round(-value, 2) for value in translator.history_.validation],
+        "averaged": translator.history_.averaged,
+        **tested(translator, parts["test_2016_flickr"]),
+    }
+    (out / f"{name}-{direction}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    return told
+
+
+def tested(translator: Translator, part: Corpus) -> dict[str, Any]:
+    """What it scores on a part, by beam 5."""
+    began = time.perf_counter()
+    written = translator.translate(part.source, beam=5)
+    seconds = time.perf_counter() - began
+    score = translation_score(written, part.target, tokenize="none")
+    return {
+        "bleu": round(float(score), 2),
+        "signature": score.signature,
+        "chrf": round(score.chrf, 2),
+        "translation_seconds": round(seconds, 1),
+        "translations": written,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a folder with multi30k/train.en and so on")
+    parser.add_argument("--run", choices=list(RUNS), required=True)
+    parser.add_argument("--direction", default="en-de", help="source-target, such as en-de or de-en")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the model and what is found")
+    given = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    given.out.mkdir(parents=True, exist_ok=True)
+    found = run(given.data, given.run, given.direction, given.out)
+    print(json.dumps({name: value for name, value in found.items() if name != "translations"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What the command line does with pairs of sentences: a `Translator` that learns from them, and translates."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.cli.pictures import drawn
+from regard.cli.settings import settings_in
+from regard.cli.writer import run_of, written
+from regard.data.pairs import read_lines, read_pairs
+from regard.saving import write_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["written"]
+WHAT = "pairs of sentences"
+OPTIONS = ("source", "target", "validation", "set", "resume", "board")
+AT_ONCE = 1000
+"""Lines that are translated at a time: so many are done before any is shown."""
+
+
+def learn(path: Path | None, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    """A model of pairs, nothing more to be written with it, and what there is to say."""
+    from regard.estimators import Translator
+
+    translator = Translator(**settings_in(Translator, given))
+    sources, targets = pairs_in(path, given["source"], given["target"])
+    validation = given["validation"] and pairs_in(None, *given["validation"])
+    translator.fit(
+        sources,
+        targets,
+        validation=validation or None,
+        checkpoint=run_of(given["out"]),
+        resume=given["resume"],
+        board=given["board"],
+    )
+    bleu = -min(translator.history_.validation)
+    where = path or f"{given['source']} and {given['target']}"
+    told = f"Translator ({translator.model}) on {len(sources)} pairs of {where}, held-out BLEU {bleu:.1f}"
+    return translator, {}, [told]
+
+
+def pairs_in(path: Path | None, source: Path | None, target: Path | str | None) -> tuple[list[str], list[str]]:
+    """Sources and targets: of one file with a tab between them, or of two."""
+    if path is not None and source is None and target is None:
+        return read_pairs(path)
+    if path is not None or source is None or target is None:
+        raise ValueError(
+            "pairs are one file with a tab between source and target, regard fit pairs.tsv --kind translator, or two"
+            " files, regard fit --kind translator --source train.de --target train.en"
+        )
+    sources, targets = read_lines(source), read_lines(target)
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"each line needs its translation: {source} has {len(sources)} lines, {target} has {len(targets)}"
+        )
+    return sources, targets
+
+
+def takes(model: Any) -> bool:
+    """Whether a model is a `Translator`."""
+    return hasattr(model, "translate")
+
+
+def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
+    """Sentences have no columns."""
+
+
+def asked(model: Any, schema: None, path: Path) -> list[str]:
+    """Sentences to look at, a line each."""
+    return read_lines(path)
+
+
+class Alignments(NamedTuple):
+    """What the translations of some sentences looked at, at most so many source tokens at each target token."""
+
+    each: list[Any]
+    top: int
+
+    def to_frame(self) -> "DataFrame":
+        """A row for each sentence, target token and source token; sentences count from 1."""
+        import pandas as pd
+
+        frames = [found.to_frame(self.top) for found in self.each]
+        for number, frame in enumerate(frames, 1):
+            frame.insert(0, "sentence", number)
+        return pd.concat(frames, ignore_index=True)
+
+
+def evidence(model: Any, sentences: list[str], top: int) -> Alignments:
+    """What the translation of each sentence looked at."""
+    return Alignments([model.evidence(sentence) for sentence in sentences], top)
+
+
+def picture(found: Alignments, place: int) -> Any:
+    """The heat map of one sentence."""
+    return drawn(found.each[place].plot)
+
+
+def called(sentences: list[str], place: int) -> str:
+    """A sentence as a message calls it."""
+    return f"line {place + 1}"
+
+
+def predictions(model: Any, *_: Any) -> "DataFrame":
+    """There are none."""
+    raise ValueError("a Translator translates instead of predicting: regard translate MODEL < in.txt > out.txt")
+
+
+def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Iterator[str]:
+    """Translations in the order of the lines, as they come."""
+    for start in range(0, len(lines), AT_ONCE):
+        yield from model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty)
+
+
+def write_alignments(model: Any, lines: list[str], translated: list[str], path: Path) -> None:
+    """What each translation looked at, a line of JSON for each line."""
+    pairs = zip(lines, translated, strict=True)
+    found = (model.evidence(line, translation).to_json() if line.strip() else {} for line, translation in pairs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))
+
+
+def facts(model: Any, schema: None) -> dict[str, Any]:
+    """What there is to tell of a `Translator`, by name."""
+    settings = model.get_params()
+    source, target = model.vocabularies_.sizes
+    count = sum(parameter.numel() for parameter in model.model_.parameters())
+    shared = "one vocabulary for both" if model.vocabularies_.joint else f"{target} for the target"
+    told = {"model": f"Translator, {settings['model']}", "tokens": f"{settings['tokens']}, {source}, {shared}"}
+    told |= {"parameters": f"{count:,}", "size": settings["size"], "longest": f"{settings['longest']} tokens"}
+    left = {name: len(places) for name, places in model.left_out_.items() if places}
+    told |= {"left out": ", ".join(f"{number} {name}" for name, number in left.items()) or "no pair"}
+    return told | {"held-out BLEU": f"{-min(model.history_.validation):.1f}"}
