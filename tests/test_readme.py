@@ -59,7 +59,7 @@ def test_attention_needs_fewer_bags_in_the_example(tmp_path, monkeypatch, capsys
     assert torch.tensor(matplotlib.image.imread(tmp_path / "deep" / "bags.png")).std() > 0.1
 
 
-@pytest.mark.parametrize("page", ["bags", "language", "tables"])
+@pytest.mark.parametrize("page", ["bags", "captions", "language", "tables"])
 def test_the_code_in_the_documents_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert blocks

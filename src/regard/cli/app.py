@@ -100,7 +100,7 @@ def fit(
     table: Annotated[
         Path | None,
         typer.Argument(
-            help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; source TAB target; or image TAB caption."
+            help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; source TAB target; image TAB caption."
         ),
     ] = None,
     target: Annotated[

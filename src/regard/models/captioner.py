@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from regard.layers.checks import positive
 from regard.layers.dropout import Dropout
+from regard.layers.likelihood import cross_entropy
 from regard.models.looking import Draw, Maps, Regions, Walk, walk
 from regard.models.transformer import check_tokens
 from regard.scores import Additive
@@ -167,12 +168,10 @@ class CaptionDecoder(nn.Module):
         spread      λ of the doubly stochastic term
         smoothing   the share of each target that is given to all words alike
         """
-        told = self.rows(grid, words[:, :-1])
         real = real_words(words)
-        cost = word_costs(self, told.rows, words[:, 1:], real, smoothing).sum()
-        if spread:
-            cost = cost + spread * unevenness(told.weights, real).sum()
-        return cost / real.sum()
+        told, (weight, bias) = self.rows(grid, words[:, :-1]), self.reader
+        cost = cross_entropy(told.rows[real], weight, words[:, 1:][real], bias, smoothing=smoothing)
+        return cost + spread * unevenness(told.weights, real).sum() / real.sum() if spread else cost
 
     def begin(self, grid: Tensor, room: int | None = None) -> Telling:
         """The state that captions of `[images, cells, channels]` are written from; it needs no room."""
@@ -202,12 +201,6 @@ def real_words(words: Tensor) -> Tensor:
     if not real[:, 0].all():
         raise ValueError("each caption must have a word behind its start, got one that is only padding")
     return real
-
-
-def word_costs(decoder: CaptionDecoder, rows: Tensor, targets: Tensor, real: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-log p of the real words, smoothed, `[words]`; the others are not read out."""
-    logits = decoder.logits(rows[real])
-    return functional.cross_entropy(logits, targets[real], label_smoothing=smoothing, reduction="none")
 
 
 def unevenness(weights: Tensor, real: Tensor) -> Tensor:

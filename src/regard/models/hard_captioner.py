@@ -12,9 +12,10 @@ in soft attention.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regard.layers.checks import positive, share
-from regard.models.captioner import CaptionDecoder, real_words, unevenness, word_costs
+from regard.models.captioner import CaptionDecoder, real_words, unevenness
 from regard.models.looking import Draw
 from regard.weighing import Weighing, hard
 
@@ -88,8 +89,10 @@ class HardCaptionDecoder(CaptionDecoder):
         """
         if self.samples > 1:
             grid, words = grid.repeat_interleave(self.samples, dim=0), words.repeat_interleave(self.samples, dim=0)
-        told, real = self.rows(grid, words[:, :-1]), real_words(words)
-        costs = word_costs(self, told.rows, words[:, 1:], real, smoothing)
+        real = real_words(words)
+        told, targets = self.rows(grid, words[:, :-1]), words[:, 1:][real]
+        logits = self.logits(told.rows[real])
+        costs = functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")  # [words]
         cost = costs.sum()
         gained = torch.zeros_like(real, dtype=costs.dtype).masked_scatter(real, -costs.detach())  # log p of each word
         surrogate = self.reward * (self.advantage(gained, real) * log_chosen(told.weights, told.chosen)).sum()
