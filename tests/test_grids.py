@@ -179,6 +179,9 @@ def test_the_pretrained_network_is_frozen_and_gives_its_grid():
     assert grid.shape == (1, 112, 4, 6)
     assert not grid.requires_grad
     assert_close(image.detach(), before, rtol=0, atol=0)
+    several = torch.randn(7, 3, 32, 32)
+    assert_close(encoder(several), torch.cat([encoder(one[None]) for one in several]), rtol=1e-4, atol=1e-4)
+    assert encoder(several[:0]).shape == (0, 112, 2, 2)
     assert_close(encoder.train()(image), grid, rtol=0, atol=0)  # there is nothing in it that training changes
 
 

