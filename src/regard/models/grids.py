@@ -12,7 +12,8 @@ Any module with that signature will do; `check_grid` says whether it has. Those 
     prepare(images)       uint8 [batch, height, width, 3] → what they are given
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -48,6 +49,18 @@ def scaled(images: Array, middle: float, spread: float) -> Tensor:
     )  # in memory still a pixel after the other
 
 
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[None]:
+    """In `eval` mode for a while; each part is left as it was."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    try:
+        encoder.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def check_grid(encoder: nn.Module, image_size: int | None = None) -> tuple[int, int, int]:
     """Channels, rows and columns of what an encoder makes of an image; what is no grid is refused.
 
@@ -57,14 +70,9 @@ def check_grid(encoder: nn.Module, image_size: int | None = None) -> tuple[int, 
     size = image_size or getattr(encoder, "image_size", None)
     if size is None:
         raise ValueError(f"{type(encoder).__name__} has no image_size; say how large its images are")
-    modes = [(module, module.training) for module in encoder.modules()]
     like = next(encoder.parameters(), torch.empty(0))
-    try:
-        with torch.no_grad():
-            grid = encoder.eval()(torch.zeros(2, 3, size, size, device=like.device))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(encoder), torch.no_grad():
+        grid = encoder(torch.zeros(2, 3, size, size, device=like.device))
     name, said = type(encoder).__name__, getattr(encoder, "channels", None)
     wanted = f"an encoder must give [batch, channels, rows, columns] for images [batch, 3, {size}, {size}]"
     if not isinstance(grid, Tensor):
