@@ -69,9 +69,20 @@ def evidence(model: Any, asked: list[Path], top: int) -> Any:
     return model.evidence(asked[0], top=top)
 
 
-def picture(found: Any, place: int) -> Any:
+class Strip:
+    """Pictures that have one title together."""
+
+    def __init__(self, axes: Any) -> None:
+        self.figure = axes[0].figure
+
+    def set_title(self, title: str) -> None:
+        """Over all of them."""
+        self.figure.suptitle(title, fontsize=10)
+
+
+def picture(found: Any, place: int) -> Strip:
     """The strip of overlays."""
-    return drawn(found.plot)
+    return Strip(drawn(found.plot))
 
 
 def called(asked: list[Path], place: int) -> str:

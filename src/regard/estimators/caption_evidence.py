@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 Array = Any
@@ -47,8 +48,8 @@ class CaptionEvidence:
             }
         )
 
-    def plot(self) -> Any:
-        """The familiar strip: the image, and over it where each word looked; the axes, one a picture."""
+    def plot(self) -> "list[Axes]":
+        """The familiar strip: the image, and for each word the image bright where it looked; the axes, one a picture."""
         from regard.overlays import image_strip
 
         return image_strip(self.image, self.words, self.weight)

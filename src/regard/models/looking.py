@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attend import attend
-from regard.engines import additive
+from regard.engines import additive_scores
 from regard.weighing import Weighing
 
 
@@ -68,7 +68,7 @@ class Regions:
 
     def attended(self, query: Tensor, weight: Tensor, weigh: Weighing) -> Tensor:
         """What projected queries `[rows, hidden]` see: `[rows, channels]`."""
-        scores = additive.scores(query, self.key, weight, self.which).unsqueeze(1)  # [rows, 1, cells]
+        scores = additive_scores.scores(query, self.key, weight, self.which).unsqueeze(1)  # [rows, 1, cells]
         each = len(query) // len(self.key)
         beam = torch.arange(len(self.key), device=query.device).repeat_interleave(each)
         if len(beam) == len(query) and torch.equal(beam, self.which):  # the rows of an image stand together
@@ -111,7 +111,7 @@ class Recurrence(torch.autograd.Function):
         for t in range(steps):
             query, beta, rest = torch.addmm(whole_bias, states[t], state_map.T).split([width, channels, 4 * size], 1)
             queries[t] = query
-            torch.softmax(additive.scores(queries[t], key, weight), dim=1, out=weights[t])
+            torch.softmax(additive_scores.scores(queries[t], key, weight), dim=1, out=weights[t])
             means[t] = torch.bmm(weights[t].unsqueeze(1), grid).squeeze(1)
             if draw is not None:
                 took = weights[t].argmax(dim=1) if draw.shot is None else drawn(weights[t], draw.shot[:, t])
@@ -154,7 +154,7 @@ class Recurrence(torch.autograd.Function):
                 through = through * (chosen[t] < 0).unsqueeze(1)
             slope = torch.baddbmm(weights_slope[:, t].unsqueeze(1), through.unsqueeze(1), grid.mT).squeeze(1)
             slope = weights[t] * (slope - (weights[t] * slope).sum(dim=1, keepdim=True))
-            found, more = additive.slopes(queries[t], key, weight, slope, key_slope)
+            found, more = additive_scores.slopes(queries[t], key, weight, slope, key_slope)
             query_slope.copy_(found)
             weight_slope += more
             later = every[t] @ state_map

@@ -28,14 +28,14 @@ def scores(query: Tensor, key: Tensor, weight: Tensor, which: Tensor | None = No
     if not fusible(query, key, weight):
         keys = key if which is None else key[which]
         return torch.tanh(query.unsqueeze(1) + keys) @ weight
-    from regard.engines import additive_loops  # imports numba
+    from regard.engines import additive_score_loops as loops  # imports numba
 
     out = query.new_empty(len(query), key.shape[1])
     arrays = [plain(part) for part in (query, key, weight)]
     places, into = numbers(which, len(query)), out.numpy()
 
     def task(rows: slice) -> None:
-        additive_loops.scores(arrays[0][rows], arrays[1], arrays[2], places[rows], into[rows])
+        loops.scores(arrays[0][rows], arrays[1], arrays[2], places[rows], into[rows])
 
     spread(task, parts(len(query), key.shape[1] * key.shape[2]))
     return out
@@ -51,7 +51,7 @@ def slopes(query: Tensor, key: Tensor, weight: Tensor, slope: Tensor, key_slope:
         pull = slope.unsqueeze(2) * weight * (1 - hidden.square())
         key_slope += pull
         return pull.sum(dim=1), torch.einsum("rk,rkh->h", slope, hidden)
-    from regard.engines import additive_loops
+    from regard.engines import additive_score_loops as loops
 
     into, steep = torch.zeros_like(query, memory_format=torch.contiguous_format), slope.detach().contiguous().numpy()
     arrays, places = [plain(part) for part in (query, key, weight)], numbers(None, len(query))
@@ -60,9 +60,7 @@ def slopes(query: Tensor, key: Tensor, weight: Tensor, slope: Tensor, key_slope:
     def task(rows: slice) -> Tensor:
         found = torch.zeros_like(weight)
         query_, key_, weight_ = arrays
-        additive_loops.slopes(
-            query_[rows], key_, weight_, places[rows], steep[rows], out[rows], keys_out, found.numpy()
-        )
+        loops.slopes(query_[rows], key_, weight_, places[rows], steep[rows], out[rows], keys_out, found.numpy())
         return found
 
     return into, torch.stack(spread(task, parts(len(query), key.shape[1] * key.shape[2]))).sum(dim=0)

@@ -1,4 +1,4 @@
-"""The loops of `additive.py`, in Numba: scores of one query a row, and their gradients, in one pass each.
+"""The loops of `additive_scores.py`, in Numba: scores of one query a row, and their gradients, in one pass each.
 
 tanh x = 1 - 2r and its slope 4r(1 - r), with r = 1 / (1 + e^2x): an error of a rounding of 1, not of x.
 """
