@@ -49,7 +49,7 @@ class CaptionEvidence:
         )
 
     def plot(self) -> "list[Axes]":
-        """The familiar strip: the image, and for each word the image bright where it looked; the axes, one a picture."""
+        """The familiar strip: the image, and for each word where it looked, bright; the axes, one a picture."""
         from regard.overlays import image_strip
 
         return image_strip(self.image, self.words, self.weight)
