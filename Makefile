@@ -7,6 +7,7 @@ READY := .venv/.ready
 demo: $(READY)  ## every system on a small case, and pictures to look at
 	$(BIN)/python examples/kernel_regression.py tour/kernel_regression.png
 	$(BIN)/python examples/bag_samples.py tour/bag_samples.png
+	$(BIN)/python examples/conv_digits.py tour/conv_digits.png
 
 test: $(READY)  ## the whole suite
 	$(BIN)/python -m pytest

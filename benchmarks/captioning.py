@@ -178,16 +178,16 @@ def quality(data: Path, attention: str, epochs: int, features: Path) -> list[Fin
     for path, caption in zip(asked.images[:5], captioner.caption(asked.images[:5]), strict=True):
         note(f"  {path.name}: {caption}")
     captions = epochs * sum(map(len, learned.captions))
-    figures = " / ".join(f"{one:.1f}" for one in scores[:4])
+    figures = " / ".join(f"{one:.1f}" for one in list(scores.values())[:4])
     published = " / ".join(f"{one:g}" for one in PUBLISHED[attention])
-    reached = said(scores.bleu_4 >= MUST and seconds + saw <= 60 * MINUTES)
+    reached = said(scores["BLEU-4"] >= MUST and seconds + saw <= 60 * MINUTES)
     return [
         Finding(
             f"{attention} attention on dev, beam 5: BLEU-1 / 2 / 3 / 4",
             f"BLEU-4 ≥ {MUST} in {MINUTES} minutes; published {published} on test",
-            f"{figures}, CIDEr-D {scores.cider_d:.3f}, in {(seconds + saw) / 60:.0f} minutes",
+            f"{figures}, CIDEr-D {scores['CIDEr-D']:.3f}, in {(seconds + saw) / 60:.0f} minutes",
             reached,
-            numbers=scores._asdict() | {"seconds": seconds, "encoder_seconds": saw, "epochs": epochs},
+            numbers=scores | {"seconds": seconds, "encoder_seconds": saw, "epochs": epochs},
         ),
         Finding(
             f"{attention} attention: seconds per 1,000 captions trained",

@@ -128,7 +128,7 @@ def test_half_is_near_and_half_as_large(tmp_path, encoder):
     assert half.parts[0].dtype == torch.float16
     sizes = sorted(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors"))
     assert len(sizes) == 2
-    assert sizes[1] - sizes[0] == 6 * 5 * 3 * 3 * 2
+    assert abs(sizes[1] - sizes[0] - 6 * 5 * 3 * 3 * 2) <= 16  # but for the digits of the sizes in the files
 
 
 def test_another_encoder_has_other_grids(tmp_path, encoder):
@@ -218,6 +218,18 @@ def test_a_run_that_is_killed_keeps_what_it_finished(tmp_path, encoder):
     assert_close(found[:], computed(encoder, images), rtol=2**-11, atol=2**-24)
 
 
+@pytest.mark.usefixtures("small_files")
+def test_an_image_that_cannot_be_read_costs_no_more_than_itself(tmp_path, encoder):
+    images = photos(tmp_path, 8)
+    images[5].write_bytes(images[5].read_bytes()[:60])
+    with pytest.raises(ValueError, match=r"photo-0-5\.png is cut short or broken"):
+        features(images, encoder, tmp_path / "cache")
+    del images[5]
+    found, written = counted(encoder, images, encoder, tmp_path / "cache")
+    assert written == 2  # the first file had three, the second was cut off after two
+    assert_close(found[:], computed(encoder, images), rtol=2**-11, atol=2**-24)
+
+
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path, encoder, monkeypatch):
     images = photos(tmp_path, 2)
 
@@ -295,7 +307,7 @@ def test_what_changed_besides_the_weights_is_noticed(tmp_path):
     with pytest.raises(
         ValueError, match=r"holds grids that the encoder does not make now, off by 5: something besides"
     ):
-        features(images, Loud(1.05), tmp_path)
+        features([np.zeros((8, 8), np.uint8), *images], Loud(1.05), tmp_path)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path, encoder):

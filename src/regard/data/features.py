@@ -15,6 +15,7 @@ it; what is given out is float32.
 """
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -96,26 +97,32 @@ def features(
         began = time.perf_counter()
         for start in range(0, len(missing), IN_FILE):
             part = dict(list(missing.items())[start : start + IN_FILE])
-            grids = []
-            for grid in encoded(part, encoder, half):
-                grids.append(grid)
-                done = start + sum(map(len, grids))
-                bar.note(done=done, **{"images/s": done / (time.perf_counter() - began)})
-            write(place, made_by, list(part), torch.cat(grids))
+            grids: list[Tensor] = []
+            try:
+                for grid in encoded(part, encoder, half):
+                    grids.append(grid)
+                    done = start + sum(map(len, grids))
+                    bar.note(done=done, **{"images/s": done / (time.perf_counter() - began)})
+            finally:  # an image that cannot be read, or a reader who has had enough, costs no more than itself
+                if grids:
+                    write(place, made_by, list(part)[: sum(map(len, grids))], torch.cat(grids))
     parts: list[Tensor] = []
     at: dict[str, tuple[int, int]] = {}
     for number, (grids_of, found) in enumerate(stored(place, made_by)):
         parts.append(grids_of)
         at |= {key: (number, row) for row, key in enumerate(found)}
     made = Features(parts, np.array([at[key] for key in keys]))
-    if keys[0] in known:
-        compare(made[0], next(encoded({keys[0]: images[0]}, encoder, half))[0], place)
+    for row, key in enumerate(keys):
+        if key in known:
+            compare(made[row], next(encoded({key: images[row]}, encoder, half))[0], place)
+            break
     return made
 
 
 def compare(kept: Tensor, fresh: Tensor, place: Path) -> None:
     """One grid is made anew: what an encoder does may depend on more than its weights."""
-    off = (kept.movedim(0, -1) - fresh.float()).abs().max()
+    kept = kept.movedim(0, -1)
+    off = (kept - fresh.float()).abs().max() if kept.shape == fresh.shape else math.inf
     if off > NEAR * kept.abs().max():
         raise ValueError(
             f"{place} holds grids that the encoder does not make now, off by {off:.3g}: something besides its weights"

@@ -7,7 +7,6 @@ from regard.estimators.alignment import Alignment
 from regard.estimators.bag_evidence import BagEvidence
 from regard.estimators.bags import BagClassifier, BagRegressor
 from regard.estimators.caption_evidence import CaptionEvidence
-from regard.estimators.caption_scores import CaptionScores
 from regard.estimators.captioner import Captioner
 from regard.estimators.evidence import Evidence
 from regard.estimators.kernel import NadarayaWatson, NadarayaWatsonClassifier
@@ -24,7 +23,6 @@ __all__ = [
     "BagEvidence",
     "BagRegressor",
     "CaptionEvidence",
-    "CaptionScores",
     "Captioner",
     "Evidence",
     "FlatClassifier",

@@ -106,7 +106,7 @@ def learn_from(
         some = torch.arange(first, first + len(found.held_images)).split(256)
         said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
         scores = caption_scores(said, found.held_captions)
-        return -scores.bleu_4 - 1e-6 * scores.bleu_1  # which tells those apart that have no BLEU-4
+        return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
 
     steps = settings.epochs * math.ceil(len(batches(0)) / settings.accumulate)
     return train(

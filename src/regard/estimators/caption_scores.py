@@ -20,7 +20,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 LONGEST, SPREAD = 4, 6.0
@@ -29,30 +28,19 @@ LONGEST, SPREAD = 4, 6.0
 Grams = Counter[tuple[str, ...]]
 
 
-class CaptionScores(NamedTuple):
-    """Corpus BLEU-1 to 4, from 0 to 100, and CIDEr-D, from 0 to 10."""
-
-    bleu_1: float
-    bleu_2: float
-    bleu_3: float
-    bleu_4: float
-    cider_d: float
-
-    def __str__(self) -> str:
-        return f"BLEU-1/2/3/4 {' / '.join(f'{value:.1f}' for value in self[:4])}, CIDEr-D {self.cider_d:.3f}"
-
-
-def caption_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> CaptionScores:
-    """Scores of one caption for each image, against one or more references each.
+def caption_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """BLEU-1 to BLEU-4 and CIDEr-D, by name, of one caption for each image against one or more references each.
 
     >>> references = [["a dog runs on grass"], ["the red car", "a car"]]
-    >>> print(caption_scores(["A dog runs on grass .", "A red car"], references))
-    BLEU-1/2/3/4 100.0 / 91.3 / 82.8 / 75.3, CIDEr-D 6.424
+    >>> found = caption_scores(["A dog runs on grass .", "A red car"], references)
+    >>> {name: round(score, 1) for name, score in found.items()}
+    {'BLEU-1': 100.0, 'BLEU-2': 91.3, 'BLEU-3': 85.5, 'BLEU-4': 88.9, 'CIDEr-D': 6.3}
     """
     check_pairs(captions, references)
     said = [words(caption) for caption in captions]
     meant = [[words(reference) for reference in several] for several in references]
-    return CaptionScores(*bleu(said, meant), cider_d(said, meant))
+    scores = {f"BLEU-{order}": score for order, score in enumerate(bleu(said, meant), 1)}
+    return scores | {"CIDEr-D": cider_d(said, meant)}
 
 
 def check_pairs(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:

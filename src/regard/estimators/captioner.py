@@ -22,7 +22,7 @@ from regard.data.images import read_images
 from regard.data.pairs import START
 from regard.estimators.caption_evidence import CaptionEvidence
 from regard.estimators.caption_learning import learn, material
-from regard.estimators.caption_scores import CaptionScores, caption_scores
+from regard.estimators.caption_scores import caption_scores
 from regard.estimators.learning import check_between, check_choice, check_from_zero, check_whole, kept_run
 from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
@@ -187,14 +187,14 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                 bar.note(done=len(found))
         return found
 
-    def scores(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]], beam: int = 5) -> CaptionScores:
-        """BLEU-1 to BLEU-4 and CIDEr-D of the captions written, over all references: see `caption_scores`."""
+    def scores(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]], beam: int = 5) -> dict[str, float]:
+        """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the captions written, over all references: see `caption_scores`."""
         kept, said, _ = captions_of(images, captions)
         return caption_scores(self.caption([images[place] for place in kept], beam), said)
 
     def score(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]]) -> float:
         """BLEU-4, from 0 to 100."""
-        return self.scores(images, captions).bleu_4
+        return self.scores(images, captions)["BLEU-4"]
 
     def evidence(
         self, image: Any, caption: str | None = None, *, top: int | None = None, beam: int = 5

@@ -91,11 +91,6 @@ class Kept:
     def __init__(self, seen: Sight, images: Sequence[Any], folder: str | Path, *, progress: bool) -> None:
         folder = Path(folder) / type(seen.encoder).__name__
         self.grids = features(images, seen.eval(), folder, progress=progress)
-        if self.grids.shape[1:] != (seen.channels, *seen.shape):
-            raise ValueError(
-                f"{folder} holds grids of another encoder, {list(self.grids.shape[1:])} where this one gives"
-                f" {[seen.channels, *seen.shape]}: give another cache"
-            )
 
     def __call__(self, places: Tensor) -> Tensor:
         """The grids of images by their places, `[batch, cells, channels]`."""
