@@ -74,10 +74,20 @@ def test_every_chapter_is_a_formula_a_line_and_an_exercise():
         assert f"{chapter}.md" in nav
 
 
-@pytest.mark.parametrize("page", ["bags", "language", "tables", *CHAPTERS])
+@pytest.mark.parametrize("page", ["bags", "captions", "language", "tables", "translation", *CHAPTERS])
 def test_the_code_in_the_documents_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert blocks
     with contextlib.redirect_stdout(io.StringIO()):
         for code in blocks:
             exec(compile(code, f"{page}.md", "exec"), {})
+
+
+def test_attention_in_a_network_of_digits_trains_and_is_drawn(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "deep" / "digits.png"
+    monkeypatch.setattr(sys, "argv", ["conv_digits.py", str(out)])
+    runpy.run_path(str(ROOT / "examples" / "conv_digits.py"), run_name="__main__")
+    accuracy, gain = re.findall(r"before: ([\d.]+) +gain (-?[\d.]+)", capsys.readouterr().out)[0]
+    assert float(accuracy) > 0.95
+    assert abs(float(gain)) > 0.05  # it starts at 0, where attention does nothing
+    assert torch.tensor(matplotlib.image.imread(out)).std() > 0.1

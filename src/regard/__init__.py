@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from regard.estimators import (
         BagClassifier,
         BagRegressor,
+        Captioner,
         FlatClassifier,
         FlatRegressor,
         NadarayaWatson,
@@ -40,6 +41,7 @@ __all__ = [
     "Attended",
     "BagClassifier",
     "BagRegressor",
+    "Captioner",
     "FlatClassifier",
     "FlatRegressor",
     "Look",

@@ -10,6 +10,8 @@
     regard write model/ --prompt "Once upon a time"
     regard fit pairs.tsv --kind translator --out model/                        sentences, source TAB target
     regard translate model/ < in.txt > out.txt
+    regard fit captions.tsv --images photos/ --kind captioner --out model/     images, to say what is in them
+    regard caption model/ photo.jpg --plot looked.png
     regard tour                                                                every system on a small case
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
@@ -26,7 +28,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from regard import saving
-from regard.cli import bags, rows, translator, writer
+from regard.cli import bags, captioner, rows, translator, writer
 from regard.cli.settings import leads
 from regard.data import tables
 from regard.data.pairs import lines_of
@@ -73,16 +75,17 @@ app = typer.Typer(
 
 
 class Kind(StrEnum):
-    """What is learned: to predict a number or one of some classes, to write, or to translate."""
+    """What is learned: to predict a number or one of some classes, to write, to translate, or to caption."""
 
     auto = "auto"
     regression = "regression"
     classification = "classification"
     writer = "writer"
     translator = "translator"
+    captioner = "captioner"
 
 
-FORMS: dict[Kind, Any] = {Kind.writer: writer, Kind.translator: translator}
+FORMS: dict[Kind, Any] = {Kind.writer: writer, Kind.translator: translator, Kind.captioner: captioner}
 """What is not a table with a target."""
 
 ALWAYS = ("table", "out", "kind", "seed", "quiet")
@@ -91,7 +94,8 @@ ALWAYS = ("table", "out", "kind", "seed", "quiet")
 Table = Annotated[
     Path,
     typer.Argument(
-        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator, pairs."
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator, pairs;"
+        " for a captioner, an image."
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
@@ -104,7 +108,9 @@ def fit(
     out: Annotated[Path, typer.Option(help="The model folder to write; a model that is there is replaced.")],
     table: Annotated[
         Path | None,
-        typer.Argument(help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; or source TAB target."),
+        typer.Argument(
+            help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; source TAB target; image TAB caption."
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="The column to predict. Translator: the file of translations, line by line.")
@@ -131,7 +137,7 @@ def fit(
         Kind,
         typer.Option(
             help="auto: classification if the target is not a number. writer: learn to go on with a text. translator:"
-            " learn from sentences and their translations."
+            " learn from sentences and their translations. captioner: learn to say what is in an image."
         ),
     ] = Kind.auto,
     weight: Annotated[str | None, typer.Option(help="A column that says how much each row counts.")] = None,
@@ -157,15 +163,17 @@ def fit(
     balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
     set: Annotated[  # noqa: A002
         list[str] | None,
-        typer.Option(help="Writer, translator: a setting, NAME=VALUE, such as size=256; several times for more."),
+        typer.Option(help="Writer, translator, captioner: a setting, NAME=VALUE, such as size=256; several times."),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Writer, translator: go on with a run that was stopped, kept beside the model folder."
+            "--resume",
+            help="Writer, translator, captioner: go on with a run that was stopped, kept beside the model folder.",
         ),
     ] = False,
-    board: Annotated[Path | None, typer.Option(help="Writer, translator: a folder for TensorBoard.")] = None,
+    board: Annotated[Path | None, typer.Option(help="Writer, translator, captioner: a folder for TensorBoard.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Captioner: the folder that the images are in.")] = None,
     source: Annotated[
         Path | None, typer.Option(help="Translator: the file of sentences, whose translations are --target.")
     ] = None,
@@ -242,6 +250,35 @@ def translate(
     if alignments is not None:
         translator.write_alignments(model, lines, done, alignments)
         say(f"{len(done)} alignments → {alignments}")
+
+
+@app.command()
+def caption(
+    folder: Folder,
+    photos: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
+    beam: Annotated[int, typer.Option(help="Hypotheses of each caption; 1 is quickest.", min=1)] = 5,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw where each word looked; of several photos, their names are added.")
+    ] = None,
+) -> None:
+    """Say what is in images: a line for each, its path and its caption.
+
+    One that cannot be read is an error on stderr; the others are captioned.
+    """
+    model, _, form = opened(folder)
+    if form is not captioner:
+        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Captioner captions")
+    wrong: list[str] = []
+    found = captioner.photos_in(photos)
+    for path, image, said in captioner.captions(model, found, beam, wrong.append):
+        typer.echo(f"{path}\t{said}")
+        if plot is not None:
+            place = plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{path.stem}")
+            draw(captioner.picture(model.evidence(image, said), 0), place, path.name)
+    for message in wrong:
+        say(f"error: {message}")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -339,7 +376,7 @@ def opened(folder: Path) -> tuple[Any, Any, Any]:
 
     config, arrays = saving.read(folder)
     model = restored(folder, config, arrays)
-    form: Any = next(form for form in (writer, translator, bags, rows) if form.takes(model))
+    form: Any = next(form for form in (writer, translator, captioner, bags, rows) if form.takes(model))
     return model, form.schema_of(model, config, folder), form
 
 

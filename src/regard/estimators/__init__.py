@@ -6,6 +6,8 @@ from typing import Any
 from regard.estimators.alignment import Alignment
 from regard.estimators.bag_evidence import BagEvidence
 from regard.estimators.bags import BagClassifier, BagRegressor
+from regard.estimators.caption_evidence import CaptionEvidence
+from regard.estimators.captioner import Captioner
 from regard.estimators.evidence import Evidence
 from regard.estimators.kernel import NadarayaWatson, NadarayaWatsonClassifier
 from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
@@ -20,6 +22,8 @@ __all__ = [
     "BagClassifier",
     "BagEvidence",
     "BagRegressor",
+    "CaptionEvidence",
+    "Captioner",
     "Evidence",
     "FlatClassifier",
     "FlatRegressor",
@@ -38,6 +42,7 @@ SAVED: dict[str, Any] = {
     for kind in (
         BagClassifier,
         BagRegressor,
+        Captioner,
         FlatClassifier,
         FlatRegressor,
         NadarayaWatson,

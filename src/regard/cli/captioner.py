@@ -1,0 +1,140 @@
+"""What the command line does with images and their captions: a `Captioner` that learns from them, and writes them."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.cli.pictures import drawn
+from regard.cli.settings import settings_in
+from regard.cli.writer import run_of
+from regard.data.images import SUFFIXES, read_captions, read_image
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WHAT = "images and captions"
+OPTIONS = ("set", "resume", "board", "images")
+AT_ONCE = 64
+"""Photos that are captioned together."""
+
+
+def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    """A model of images and captions, nothing more to be written with it, and what there is to say.
+
+    The run is kept beside the model folder, in NAME.run, until it is over; so is what a frozen encoder saw.
+    """
+    from regard.estimators import Captioner
+
+    if given["images"] is None:
+        raise ValueError("--images says the folder that the captions' images are in, and is missing")
+    settings = settings_in(Captioner, given)
+    if settings.get("encoder") == "efficientnet-lite0":
+        settings.setdefault("cache", run_of(given["out"]).with_suffix(".features"))
+    found = read_captions(path, given["images"])
+    captioner = Captioner(**settings)
+    captioner.fit(
+        found.images, found.captions, checkpoint=run_of(given["out"]), resume=given["resume"], board=given["board"]
+    )
+    bleu = -captioner.history_.validation[captioner.history_.best_epoch]
+    words = captioner.tokenizer_.get_vocab_size()
+    said = [f"left out: {found.left_out}"] if str(found.left_out) else []
+    count = sum(map(len, found.captions))
+    told = f"Captioner on {path}, {len(found.images):,} images with {count:,} captions, {words:,} {captioner.tokens}"
+    return captioner, {}, [*said, f"{told}, held-out BLEU-4 {bleu:.1f}"]
+
+
+def written(out: Path) -> None:
+    """The model is in its folder: the run is no longer needed."""
+    for folder in (run_of(out), run_of(out).with_suffix(".features")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def takes(model: Any) -> bool:
+    """Whether a model is a `Captioner`."""
+    return hasattr(model, "caption")
+
+
+def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
+    """An image has no columns."""
+
+
+def asked(model: Any, schema: None, path: Path) -> list[Path]:
+    """An image to look at."""
+    return [path]
+
+
+def evidence(model: Any, asked: list[Path], top: int) -> Any:
+    """Where each word of its caption looked."""
+    return model.evidence(asked[0], top=top)
+
+
+class Strip:
+    """Pictures that have one title together."""
+
+    def __init__(self, axes: Any) -> None:
+        self.figure = axes[0].figure
+
+    def set_title(self, title: str) -> None:
+        """Over all of them."""
+        self.figure.suptitle(title, fontsize=10)
+
+
+def picture(found: Any, place: int) -> Strip:
+    """The strip of overlays."""
+    return Strip(drawn(found.plot))
+
+
+def called(asked: list[Path], place: int) -> str:
+    """An image as a message calls it."""
+    return asked[place].name
+
+
+def predictions(model: Any, *_: Any) -> "DataFrame":
+    """There are none."""
+    raise ValueError("a Captioner writes captions instead of predicting: regard caption MODEL PHOTO …")
+
+
+def photos_in(paths: Sequence[Path]) -> list[Path]:
+    """Photos, and those of folders, in the order of their names."""
+    found: list[Path] = []
+    for path in paths:
+        inside = (
+            sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        )
+        if not inside:
+            raise ValueError(f"{path} has no image in it: {', '.join(sorted(SUFFIXES))}")
+        found += inside
+    return found
+
+
+def captions(
+    model: Any, photos: Sequence[Path], beam: int, wrong: Callable[[str], None]
+) -> Iterator[tuple[Path, Any, str]]:
+    """Each photo, what the model saw of it, and its caption; of one that cannot be read, the error is told instead."""
+    for start in range(0, len(photos), AT_ONCE):
+        read: list[tuple[Path, Any]] = []
+        for path in photos[start : start + AT_ONCE]:
+            try:
+                read.append((path, read_image(path, model.sight_.image_size)))
+            except (OSError, ValueError) as error:
+                wrong(str(error))
+        if read:
+            said = model.caption([image for _, image in read], beam)
+            yield from ((path, image, caption) for (path, image), caption in zip(read, said, strict=True))
+
+
+def facts(model: Any, schema: None) -> dict[str, Any]:
+    """What there is to tell of a `Captioner`, by name."""
+    settings = model.get_params(deep=False)
+    count = sum(parameter.numel() for parameter in model.decoder_.parameters())
+    rows, columns = model.sight_.shape
+    told = {
+        "model": "Captioner",
+        "attention": settings["attention"],
+        "encoder": f"{settings['encoder']}, images of {model.sight_.image_size} pixels, a grid of {rows} × {columns}",
+        "tokens": f"{settings['tokens']}, {model.tokenizer_.get_vocab_size()} of them",
+        "decoder": f"{count:,} parameters",
+    }
+    told |= {name: settings[name] for name in ("size", "hidden", "score_size")}
+    return told | {"held-out BLEU-4": f"{-min(model.history_.validation, default=float('nan')):.1f}"}

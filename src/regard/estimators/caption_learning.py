@@ -1,0 +1,136 @@
+"""How a `Captioner` learns: what of images and captions can be learned from, and the training on it."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.data import text as texts
+from regard.data.captions import CaptionBatch, CaptionBatches, captions_of, held_out, said_of, usable
+from regard.data.pairs import PADDING, SPECIAL
+from regard.estimators.caption_scores import caption_scores
+from regard.estimators.learning import adamw
+from regard.estimators.seeing import Kept, Shown, Sight, kept
+from regard.estimators.telling import told
+from regard.models.captioner import CaptionDecoder
+from regard.training import Checkpoint, History, Team, train, warm_cosine
+
+VALIDATED = 500
+"""Images that a validation writes captions of."""
+
+
+class Material(NamedTuple):
+    """What is learned from."""
+
+    images: list[Any]
+    lines: list[str]  # all captions
+    places: list[int]  # the image of each caption that can be learned from
+    coded: list[list[int]]  # its tokens
+    held_images: list[Any]  # to validate with
+    held_captions: list[list[str]]
+    tokenizer: Any
+    left_out: dict[str, Any]
+
+
+def material(settings: Any, images: Sequence[Any], captions: Sequence[Any], validation: Any, seed: int) -> Material:
+    """What a captioner of these settings learns from; what it does not is reported."""
+    kept, said, left_out = captions_of(images, captions)
+    shown = [images[place] for place in kept]
+    if validation is None:
+        (shown, said), (held, right) = held_out(shown, said, settings.validation_fraction, seed)
+    else:
+        places, right, _ = captions_of(*validation)
+        held = [validation[0][place] for place in places]
+    lines = [one for own in said for one in own]
+    tokenizer = make_tokenizer(settings, lines)
+    places, coded, unused = usable(tokenizer, said, settings.longest)
+    left_out |= unused
+    if said_of(left_out, images):
+        warnings.warn(f"left out: {said_of(left_out, images)}", stacklevel=3)
+    return Material(shown, lines, places, coded, held[:VALIDATED], right[:VALIDATED], tokenizer, left_out)
+
+
+def make_tokenizer(settings: Any, lines: list[str]) -> Any:
+    """Tokens for captions."""
+    if settings.tokens == "pieces":
+        return texts.pieces(lines, settings.vocabulary, SPECIAL, lower=True, sentences=True)
+    made = texts.words(lines, settings.least, SPECIAL)
+    if made.get_vocab_size() == len(SPECIAL) + 1:
+        raise ValueError(f"no word occurs {settings.least} times in {len(lines)} captions: set `least` lower")
+    return made
+
+
+def learn(
+    settings: Any,
+    found: Material,
+    seen: Sight,
+    decoder: CaptionDecoder,
+    seed: int,
+    checkpoint: Checkpoint | None,
+    board: str | Path | None,
+) -> History:
+    """Trains the decoder, and an encoder that is not frozen along with it."""
+    images = [*found.images, *found.held_images]
+    if not seen.frozen:
+        return learn_from(Shown(seen, images, settings.mirror), settings, found, seen, decoder, seed, checkpoint, board)
+    with kept(seen, images, settings.cache, progress=settings.verbose) as grids:
+        return learn_from(grids, settings, found, seen, decoder, seed, checkpoint, board)
+
+
+def learn_from(
+    grids: Kept | Shown,
+    settings: Any,
+    found: Material,
+    seen: Sight,
+    decoder: CaptionDecoder,
+    seed: int,
+    checkpoint: Checkpoint | None,
+    board: str | Path | None,
+) -> History:
+    """The same, where the grids of images to learn from and to validate with are known by their places."""
+    model: nn.Module = decoder if seen.frozen else nn.ModuleDict({"sight": seen, "decoder": decoder})
+    optimizer = adamw(model, settings.learning_rate, settings.weight_decay)
+
+    def batches(epoch: int) -> CaptionBatches:
+        return CaptionBatches(found.places, found.coded, settings.batch_size, (seed, epoch))
+
+    def loss(batch: CaptionBatch) -> Tensor:
+        return decoder.loss(grids(batch.images), batch.words, spread=settings.spread, smoothing=settings.smoothing)
+
+    def validate() -> float:
+        first = len(found.images)
+        some = torch.arange(first, first + len(found.held_images)).split(256)
+        said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
+        scores = caption_scores(said, found.held_captions)
+        return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
+
+    steps = settings.epochs * math.ceil(len(batches(0)) / settings.accumulate)
+    return train(
+        model,
+        batches,
+        loss,
+        optimizer=optimizer,
+        schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
+        epochs=settings.epochs,
+        validate=validate,
+        patience=settings.patience,
+        average=settings.average,
+        clip=settings.clip,
+        accumulate=settings.accumulate,
+        count=words_of,
+        unit="words",
+        checkpoint=checkpoint,
+        board=board,
+        team=Team.found(),
+        describe="learning to caption",
+        progress=settings.verbose,
+    )
+
+
+def words_of(batch: CaptionBatch) -> int:
+    """How many words are to be said."""
+    return int((batch.words[:, 1:] != PADDING).sum())

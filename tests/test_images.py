@@ -1,0 +1,326 @@
+"""Images are read as a viewer shows them, and captions with the image that they belong to."""
+
+import io
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+from regard.data import images
+from regard.data.images import read_captions, read_image, read_images
+
+
+def quarters(height=20, width=20):
+    """Red and green above, blue and white below."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    picture[: height // 2, : width // 2, 0] = 255
+    picture[: height // 2, width // 2 :, 1] = 255
+    picture[height // 2 :, : width // 2, 2] = 255
+    picture[height // 2 :, width // 2 :] = 255
+    return picture
+
+
+def corners(read):
+    """The colours of the four corners, by name."""
+    names = {
+        (255, 0, 0): "red",
+        (0, 255, 0): "green",
+        (0, 0, 255): "blue",
+        (255, 255, 255): "white",
+        (0, 0, 0): "black",
+    }
+    return [names[tuple(round(v / 255) * 255 for v in read[y, x])] for y, x in ((0, 0), (0, -1), (-1, 0), (-1, -1))]
+
+
+def saved(tmp_path, image, name="image.png", **settings):
+    path = tmp_path / name
+    image.save(path, **settings)
+    return path
+
+
+def by_hand(picture, size):
+    """Mean over whole blocks of the middle square: the slow definition, for sides that divide."""
+    height, width, _ = picture.shape
+    side = min(height, width)
+    top, left, block = (height - side) // 2, (width - side) // 2, side // size
+    middle = picture[top : top + side, left : left + side].astype(float)
+    return middle.reshape(size, block, size, block, 3).mean((1, 3))
+
+
+@pytest.mark.parametrize("shape", [(33, 55), (55, 33), (33, 33)])
+def test_it_is_the_middle_square_scaled(tmp_path, shape):
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    picture = np.stack([rows * 4, columns * 4, rows + columns], -1).astype(np.uint8)
+    read = read_image(saved(tmp_path, Image.fromarray(picture)), 11)
+    assert (read.shape, read.dtype) == ((11, 11, 3), np.uint8)
+    # Inside, a straight slope has the same mean under every kernel that is even.
+    assert_allclose(read[2:-2, 2:-2], by_hand(picture, 11)[2:-2, 2:-2], atol=1)
+    assert_array_equal(read_image(picture, 11), read)
+    assert_array_equal(read_image(Image.fromarray(picture), 11), read)
+
+
+def test_an_image_of_that_size_stays_as_it_is(tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (7, 7, 3), dtype=np.uint8)
+    assert_array_equal(read_image(saved(tmp_path, Image.fromarray(picture)), 7), picture)
+    assert_array_equal(read_image(picture, 7), picture)
+
+
+def test_one_pixel_is_enough():
+    assert_array_equal(read_image(np.full((1, 1, 3), 9, np.uint8), 5), np.full((5, 5, 3), 9))
+    assert read_image(quarters(3, 500), 1).shape == (1, 1, 3)
+
+
+def test_large_photos_are_decoded_small_and_look_the_same(tmp_path):
+    picture = np.kron(quarters(), np.ones((40, 40, 1), np.uint8))
+    path = saved(tmp_path, Image.fromarray(picture), "photo.jpg", quality=95)
+    difference = np.abs(read_image(path, 20).astype(int) - read_image(picture, 20))
+    assert difference.mean() < 4
+
+
+def test_grey_palette_and_sixteen_bits(tmp_path):
+    ramp = np.linspace(0, 255, 8).round().astype(np.uint8)[None].repeat(8, 0)
+    grey = np.repeat(ramp[..., None], 3, -1)
+    assert_array_equal(read_image(saved(tmp_path, Image.fromarray(ramp)), 8), grey)
+    assert_array_equal(read_image(saved(tmp_path, Image.fromarray(ramp), "g.gif"), 8), grey)
+    wide = ramp.astype(np.uint16) * 257
+    assert_array_equal(read_image(saved(tmp_path, Image.fromarray(wide), "wide.png"), 8), grey)
+    assert_array_equal(read_image(saved(tmp_path, Image.fromarray(wide), "wide.tif"), 8), grey)
+    floats = Image.fromarray((ramp / 255).astype(np.float32))
+    assert_array_equal(read_image(saved(tmp_path, floats, "float.tif"), 8), grey)
+    palette = Image.fromarray(quarters()).convert("P", palette=Image.Palette.ADAPTIVE)
+    assert corners(read_image(saved(tmp_path, palette), 20)) == ["red", "green", "blue", "white"]
+    inks = Image.fromarray(quarters()).convert("CMYK")
+    assert corners(read_image(saved(tmp_path, inks, "inks.jpg", quality=95), 20)) == ["red", "green", "blue", "white"]
+    two = Image.fromarray(ramp > 100)
+    assert_array_equal(read_image(saved(tmp_path, two, "two.png"), 8), np.where(grey > 100, 255, 0))
+
+
+def test_what_is_transparent_stands_on_white(tmp_path):
+    clear = np.dstack([quarters(), np.full((20, 20), 255, np.uint8)])
+    clear[:10, :10, 3] = 0
+    clear[:10, 10:, 3] = 128
+    read = read_image(saved(tmp_path, Image.fromarray(clear)), 20)
+    assert_array_equal(read[0, 0], [255, 255, 255])
+    assert_allclose(read[0, -1], [127, 255, 127], atol=1)
+    assert_array_equal(read[-1, 0], [0, 0, 255])
+    palette = Image.fromarray(quarters()).convert("P", palette=Image.Palette.ADAPTIVE)
+    path = saved(tmp_path, palette, "p.png", transparency=palette.getpixel((0, 0)))
+    assert corners(read_image(path, 20)) == ["white", "green", "blue", "white"]
+    grey = Image.fromarray(np.dstack([np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)]), "LA")
+    assert_array_equal(read_image(saved(tmp_path, grey, "la.png"), 4), np.full((4, 4, 3), 255))
+
+
+@pytest.mark.parametrize(
+    ("orientation", "expected"),
+    [
+        (1, ["red", "green", "blue", "white"]),
+        (2, ["green", "red", "white", "blue"]),  # mirrored
+        (3, ["white", "blue", "green", "red"]),  # half a turn
+        (6, ["blue", "red", "white", "green"]),  # a quarter to the right
+        (8, ["green", "white", "red", "blue"]),  # a quarter to the left
+    ],
+)
+def test_it_is_turned_as_its_camera_says(tmp_path, orientation, expected):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = saved(tmp_path, Image.fromarray(quarters(40, 40)), "photo.jpg", exif=exif, quality=95)
+    assert corners(read_image(path, 20)) == expected
+
+
+def test_missing_broken_and_foreign_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no image .*none\.jpg"):
+        read_image(tmp_path / "none.jpg", 8)
+    with pytest.raises(IsADirectoryError, match="is a folder; an image is a file"):
+        read_image(tmp_path, 8)
+    text = tmp_path / "text.jpg"
+    text.write_text("no picture")
+    with pytest.raises(ValueError, match=r"text\.jpg is no image that Pillow can read: convert it to PNG or JPEG"):
+        read_image(str(text), 8)
+    text.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"text\.jpg is empty"):
+        read_image(text, 8)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "gif", "tif", "bmp", "webp"])
+def test_a_file_that_is_cut_short_is_named(tmp_path, kind):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    path = saved(tmp_path, Image.fromarray(noise), f"cut.{kind}")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=rf"cut\.{kind} is (cut short or broken: fetch or copy it again|no image)"):
+        read_image(path, 8)
+
+
+def header(width, height):
+    """A PNG of a few bytes that says how large it is."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"\0")
+    ended = b"".join(
+        struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (chunk, data, b"IEND")
+    )
+    return b"\x89PNG\r\n\x1a\n" + ended
+
+
+@pytest.mark.parametrize(("width", "height"), [(10_000, 8_001), (10_000, 10_000), (65_000, 65_000)])
+def test_more_pixels_than_memory_are_refused_before_they_are_decoded(tmp_path, width, height):
+    path = tmp_path / "bomb.png"
+    path.write_bytes(header(width, height))
+    with pytest.raises(ValueError, match=rf"bomb\.png has {width * height:,} pixels; at most 80,000,000 are read"):
+        read_image(path, 8)
+
+
+def test_a_limit_that_was_set_in_pillow_holds_too(tmp_path, monkeypatch):
+    path = saved(tmp_path, Image.fromarray(quarters()))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"image\.png is refused by Pillow's own limit: .*400 pixels"):
+        read_image(path, 8)
+
+
+def test_a_large_image_within_the_limit_is_decoded(tmp_path):
+    path = tmp_path / "large.png"
+    path.write_bytes(header(9_999, 8_000))
+    with pytest.raises(ValueError, match=r"large\.png is cut short or broken"):
+        read_image(path, 8)
+
+
+def test_arrays_say_what_they_are():
+    picture = quarters()
+    assert_array_equal(read_image(picture / 255.0, 20), picture)
+    assert_array_equal(read_image((picture / 255.0).astype(np.float32), 20), picture)
+    assert_array_equal(read_image(picture[..., 0], 20), np.repeat(picture[..., :1], 3, -1))
+    assert_array_equal(read_image(picture[:, ::-1], 20), picture[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((4, 4, 4), np.uint8), r"got uint8 of shape \[4, 4, 4\], from 0 to 0"),
+        (np.zeros((3, 5, 7), np.uint8), r"got uint8 of shape \[3, 5, 7\]"),
+        (np.full((4, 4, 3), 255.0), r"got float64 of shape \[4, 4, 3\], from 255 to 255"),
+        (np.full((4, 4, 3), -0.5), "from -0.5 to -0.5"),
+        (np.full((4, 4, 3), np.nan), "from nan to nan"),
+        (np.zeros((4, 4, 3), np.int64), "got int64"),
+        (np.zeros((0, 4, 3), np.uint8), r"got uint8 of shape \[0, 4, 3\]$"),
+        (np.zeros((4, 4), bool), "got bool"),
+        (None, "got object"),
+        ([["a"]], r"got <U1 of shape \[1, 1\]$"),
+    ],
+)
+def test_other_arrays_are_refused(array, message):
+    with pytest.raises(ValueError, match=message):
+        read_image(array, 8)
+
+
+def test_numbers_out_of_range_in_a_file_are_refused(tmp_path):
+    path = saved(tmp_path, Image.fromarray(np.full((4, 4), 7.0, np.float32)), "f.tif")
+    with pytest.raises(ValueError, match=r"f\.tif must have values from 0 to 1, got 7 to 7: save it with 8 bits"):
+        read_image(path, 4)
+    path = saved(tmp_path, Image.fromarray(np.full((4, 4), -3, np.int32)), "i.tif")
+    with pytest.raises(ValueError, match=r"i\.tif must have values from 0 to 65535, got -3 to -3"):
+        read_image(path, 4)
+
+
+def test_a_size_is_a_number_of_pixels():
+    with pytest.raises(ValueError, match="size must be at least 1 pixel, got 0"):
+        read_image(quarters(), 0)
+
+
+def test_several_are_stacked_in_their_order(tmp_path):
+    path = saved(tmp_path, Image.fromarray(quarters()))
+    read = read_images([quarters()[::-1], path, quarters()], 10)
+    assert read.shape == (3, 10, 10, 3)
+    assert corners(read[0]) == ["blue", "white", "red", "green"]
+    assert_array_equal(read[1], read[2])
+    assert read_images([], 10).shape == (0, 10, 10, 3)
+
+
+def test_pillow_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ModuleNotFoundError, match=r'images need the package pillow: pip install "regard\[all\]"'):
+        read_image(quarters(), 8)
+
+
+def test_bytes_are_no_image(tmp_path):
+    buffer = io.BytesIO()
+    Image.fromarray(quarters()).save(buffer, "PNG")
+    with pytest.raises(ValueError, match="an image must be"):
+        read_image(buffer.getvalue(), 8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three images, one of them in a folder of its own."""
+    place = tmp_path / "photos"
+    (place / "more").mkdir(parents=True)
+    for name in ("a.jpg", "b.PNG", "more/c.jpg"):
+        (place / name).write_bytes(b"x")
+    (place / "notes.txt").write_text("no image")
+    return place
+
+
+def written(tmp_path, text, name="captions.tsv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+TABLES = {
+    "tabs.tsv": 'b.PNG\tA dog , "Rex" .\na.jpg\tA cat .\nb.PNG\tTwo dogs\nmore/c.jpg\tA tree\n',
+    "headed.tsv": 'image\tcaption\nb.PNG\tA dog , "Rex" .\na.jpg\tA cat .\nb.PNG\tTwo dogs\nmore/c.jpg\tA tree\n',
+    "swapped.tsv": (
+        'Caption\tn\tImage\nA dog , "Rex" .\t1\tb.PNG\nA cat .\t1\ta.jpg\nTwo dogs\t2\tb.PNG\nA tree\t1\tmore/c.jpg'
+    ),
+    "commas.csv": 'b.PNG,"A dog , ""Rex"" ."\na.jpg,A cat .\nb.PNG,Two dogs\n\nmore/c.jpg,A tree\n',
+    "headed.txt": 'image,caption\r\nb.PNG,"A dog , ""Rex"" ."\r\na.jpg,A cat .\r\nb.PNG,Two dogs\r\nmore/c.jpg,A tree',
+    "counted.txt": 'b.PNG#0\tA dog , "Rex" .\na.jpg#0\tA cat .\nb.PNG#1\tTwo dogs\nmore/c.jpg#0\tA tree\n',
+    "marked.tsv": '\ufeffimage\tcaption\nb.PNG\tA dog , "Rex" .\na.jpg\tA cat .\nb.PNG\tTwo dogs\nmore/c.jpg\t A tree',
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_captions_are_gathered_by_image(tmp_path, folder, name):
+    found = read_captions(written(tmp_path, TABLES[name], name), str(folder))
+    assert found.images == [folder / "b.PNG", folder / "a.jpg", folder / "more/c.jpg"]
+    assert found.captions == [['A dog , "Rex" .', "Two dogs"], ["A cat ."], ["A tree"]]
+    assert found.left_out == images.LeftOut(0, [], [], [])
+    assert str(found.left_out) == ""
+
+
+def test_what_has_no_image_or_no_caption_is_counted_and_listed(tmp_path, folder):
+    path = written(tmp_path, "a.jpg\tA cat\nz.jpg\tone\nz.jpg\ttwo\ny.jpg\tthree\nb.PNG\t \nb.PNG\t\n")
+    images, captions, left = read_captions(path, folder)
+    assert (images, captions) == ([folder / "a.jpg"], [["A cat"]])
+    assert left == (3, ["z.jpg", "y.jpg"], ["b.PNG", "more/c.jpg"], [5, 6])
+    assert str(left) == (
+        "3 captions without their image ('z.jpg', 'y.jpg'), 2 images without a caption ('b.PNG', 'more/c.jpg'), "
+        "2 empty captions (the first in line 5)"
+    )
+
+
+def test_it_is_an_error_when_nothing_is_left(tmp_path, folder):
+    path = written(tmp_path, "".join(f"{n}.jpg\tA cat\n" for n in range(7)))
+    with pytest.raises(ValueError, match=r"no image in .*photos has a caption in .*captions\.tsv: 7 captions") as error:
+        read_captions(path, folder)
+    assert "('0.jpg', '1.jpg', '2.jpg', '3.jpg', '4.jpg', and 2 more), 3 images" in str(error.value)
+    with pytest.raises(NotADirectoryError, match="elsewhere is no folder; the images of"):
+        read_captions(path, tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a.jpg\tA cat\nb.PNG\tA \xffdog\n", "is not UTF-8: line 2 has the byte 0xff"),
+        ("a.jpg\tA cat\nb.PNG\n", r"must have 2 columns, image and caption among them; line 2 has 1: 'b.PNG'"),
+        ("a.jpg,A cat, and a dog\n", r"line 1 has 3: 'a.jpg \| A cat \|  and a dog' \(between commas"),
+        ("image,caption,n\na.jpg,A cat\n", "must have 3 columns, .*; line 2 has 2"),
+        ('a.jpg,"A cat\nb.PNG,A dog\n', "line 3: unexpected end of data; is a quotation mark left open"),
+        ("\n \n", "is empty"),
+    ],
+)
+def test_broken_tables_are_refused_by_their_line(tmp_path, folder, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_captions(written(tmp_path, text), folder)
