@@ -99,11 +99,12 @@ def pixels(image: Array) -> Array:
 def panels(count: int) -> "list[Axes]":
     """So many axes on a figure of their own, in rows of about one length."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     rows = math.ceil(count / ACROSS)
     across = math.ceil(count / rows)
-    figure = Figure(figsize=(PANEL * across, (PANEL + 0.3) * rows), layout="constrained", dpi=120)
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03, wspace=0, hspace=0)
+    close = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.03, wspace=0, hspace=0)
+    figure = Figure(figsize=(PANEL * across, (PANEL + 0.3) * rows), layout=close, dpi=120)
     every = list(figure.subplots(rows, across, squeeze=False).flat)
     for spare in every[count:]:
         spare.remove()
