@@ -238,7 +238,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         with torch.inference_mode():
             read = torch.tensor([[START, *target]])
             weight = model.look(torch.tensor([source]), torch.tensor([len(source)]), read)
-        shown = [*known.shown(target, target=True), "⏹"]
+        shown = [*known.shown(target, target=True), "■"]
         return Alignment(known.shown(source), shown, weight[0].double().numpy())
 
     def save(self, folder: str | Path) -> Path:

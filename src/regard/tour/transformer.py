@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.estimators import Writer
+from regard.data.dates import dates
+from regard.estimators import Translator, Writer
+from regard.tour import seq2seq
 from regard.tour.drawing import draw_maps
 from regard.tour.station import Finding, Passage, Picture, Row, Saved, Station
 
@@ -30,10 +32,18 @@ def manual() -> str:
 
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
-    """A language model of characters, against counts of what follows two."""
+    """Dates again, without recurrence; then a language model of characters, against counts of what follows two."""
+    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 8
+    settings = seq2seq.SETTINGS | {"hidden": 128, "learning_rate": 5e-3, "random_state": seed}
+    translator = Translator("transformer", blocks=2, heads=4, epochs=epochs, **settings).fit(*pairs)
+    recurrent = Translator("rnn", epochs=epochs, **seq2seq.SETTINGS, random_state=seed).fit(*pairs)
+    scores = [seq2seq.exact(one, seed) for one in (translator, recurrent)]
+    yield Row("dates", "Transformer, 2 blocks", "exact", scores[0], "rnn, one context", scores[1])
+    place = translator.save(folder / "dates")
+    yield Saved(place, (f"echo '{seq2seq.ASKED}' | regard translate {place}",))
     text = manual()
     learned, held = text[:-HELD], text[-HELD:]
-    settings = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 128, "size": 128, "steps": 700}
+    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 128, "size": 128, "steps": 700}
     writer = Writer(
         blocks=2,
         heads=4,
@@ -41,7 +51,7 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         dropout=0.0,
         validate_every=100,
         random_state=seed,
-        **settings,  # type: ignore[arg-type]
+        **steps,  # type: ignore[arg-type]
     ).fit(learned)
     yield Row(
         "Python's manual",
@@ -54,7 +64,7 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     yield Passage(
         "What it writes",
-        f"It has read {len(learned):,} characters, {settings['steps']} times a few thousand of them, and goes on from"
+        f"It has read {len(learned):,} characters, {steps['steps']} times a few thousand of them, and goes on from"
         f" “{PROMPT}”, a character at a time. The words are its own; it was never told what a word is.",
         writer.write(PROMPT, 120 if quick else 400, temperature=0.6, seed=seed),
     )
@@ -94,6 +104,6 @@ STATION = Station(
     "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. Trained to say the next"
     " character, it writes.",
     visit,
-    findings=4,
+    findings=6,
     threads=None,
 )
