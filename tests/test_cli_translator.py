@@ -102,10 +102,56 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path):
 def test_another_kind_of_model_does_not_translate(model, tmp_path):
     assert "a Translator translates instead of predicting" in refused("predict", "model", "in.txt")
     assert "only a Writer writes" in refused("write", "model", "--prompt", "x")
-    assert "sentence 1 has 201 tokens" in refused("translate", "model", given="1" * 201)
+    assert "sentence 1 has 201 tokens, more than the model's longest, 200" in refused(
+        "translate", "model", given="1" * 201
+    )
     assert "stdin is not UTF-8: line 2 has the byte 0xff" in refused("translate", "model", given=b"a\n\xff")
     pd.DataFrame({"x": range(9), "y": range(9)}).to_csv("t.csv", index=False)
     run("fit", "t.csv", "--target", "y", "--out", "rows", "--quiet")
     assert "rows holds a NadarayaWatson, and only a Translator translates" in refused("translate", "rows", given="a")
     assert "to learn from are missing" in refused("fit", "--target", "y", "--out", "rows")
     assert run("translate", "model", "--beam", 0, given="a", code=2)
+
+
+def test_what_cannot_be_done_is_known_before_the_work(model, tmp_path, monkeypatch):
+    long = "4 July 1976\n" * 3 + "1" * 201 + "\n"
+    monkeypatch.setattr("regard.cli.translator.AT_ONCE", 2)
+    assert "sentence 4 has 201 tokens" in refused("translate", "model", given=long)
+    (tmp_path / "folder").mkdir()
+    assert "folder is a folder" in refused("translate", "model", "--alignments", "folder", given="a\n")
+    run("fit", "pairs.tsv", "--kind", "translator", "--out", "plain", "--quiet", *SMALL, "--set=model=rnn")
+    assert "without attention looks at nothing" in refused("translate", "plain", "--alignments", "a.jsonl", given="a\n")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match="it is closed"):
+        app_translate("model")
+
+
+def app_translate(folder):
+    from pathlib import Path
+
+    from regard.cli.app import translate
+
+    translate(Path(folder))
+
+
+def test_evidence_passes_over_empty_lines(model, tmp_path):
+    (tmp_path / "three.txt").write_text("4 July 1976\n\n1 May 2001\n")
+    run("evidence", "model", "three.txt", "--out", "e.csv")
+    assert list(pd.read_csv("e.csv")["sentence"].unique()) == [1, 3]
+    assert "line 2 is empty" in refused("evidence", "model", "three.txt", "--plot", "e.png", "--row", 2)
+
+
+def test_who_stops_is_told_how_it_goes_on(monkeypatch):
+    from regard.estimators import Translator
+
+    loss, calls = Translator.loss, []
+
+    def stopped(*given):
+        calls.append(1)
+        if len(calls) > 30:
+            raise KeyboardInterrupt
+        return loss(*given)
+
+    monkeypatch.setattr(Translator, "loss", stopped)
+    said = run("fit", "pairs.tsv", "--kind", "translator", "--out", "model", *SMALL, "--set=epochs=9", code=130).stderr
+    assert said == "stopped: the run is kept in model.run; the same command with --resume goes on with it\n"

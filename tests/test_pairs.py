@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.data.pairs import END, PADDING, SPECIAL, START, TokenBatches, check_pairs, grouped, read_lines, read_pairs
+from regard.data.pairs import END, PADDING, SPECIAL, START, TokenBatches, as_pairs, grouped, read_lines, read_pairs
 from regard.data.vocabularies import Vocabularies, vocabularies
 
 
@@ -41,13 +41,13 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, content, message):
     [
         (["a", "b"], ["c"], ValueError, "2 sources and 1 targets"),
         ([], [], ValueError, "at least one pair"),
-        ("ab", ["c", "d"], TypeError, "sources must be a list of sentences, got one text"),
+        ("ab", ["c", "d"], TypeError, "sources must be a list of texts, got one text"),
         (["a"], [3], TypeError, "targets must be texts, got int in place 0"),
     ],
 )
 def test_what_is_no_list_of_pairs_is_refused(sources, targets, error, message):
     with pytest.raises(error, match=message):
-        check_pairs(sources, targets)
+        as_pairs(sources, targets)
 
 
 def rows(lengths):

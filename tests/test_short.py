@@ -109,7 +109,15 @@ def test_broadcast_heads_and_views_add_up_their_gradients():
 
 
 @pytest.mark.parametrize(
-    ("shape", "fits"), [((5, 3, 11, 7), True), ((1, 2, 11, 7), False), ((5, 3, 256, 256), False), ((64, 64, 64), True)]
+    ("shape", "fits"),
+    [
+        ((5, 3, 0, 7), False),
+        ((5, 3, 11, 0), False),
+        ((5, 3, 11, 7), True),
+        ((1, 2, 11, 7), False),
+        ((5, 3, 256, 256), False),
+        ((64, 64, 64), True),
+    ],
 )
 def test_it_is_for_short_heads_of_which_there_are_many(shape, fits, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

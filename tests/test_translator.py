@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -146,7 +147,7 @@ def test_long_and_empty_pairs_are_counted_and_reported():
     ):
         found = Translator("rnn", **TINY | {"longest": 40}).fit(sources, targets, validation=dates(5))
     assert found.left_out_ == {"empty": [3, 7], "long": [9]}
-    with pytest.raises(ValueError, match="sentence 2 has 41 tokens, and the model was made for at most 40"):
+    with pytest.raises(ValueError, match="sentence 2 has 41 tokens, more than the model's longest, 40: cut"):
         found.translate(["x", "1" * 41])
 
 
@@ -170,7 +171,7 @@ def test_a_corpus_that_is_its_own_translation_is_warned_of():
         ({"learning_rate": 0}, "learning_rate must be a number above 0"),
         ({"tokens": "pieces", "vocabulary": 200}, "vocabulary must be at least 259"),
         ({"validation_fraction": 0.999}, "60 of 60 pairs are held out"),
-        ({"longest": 2}, "no pair is left to learn from: 0 of 57 have an empty side, 57 are longer"),
+        ({"longest": 2}, "no pair is left to learn from: 0 of 60 have an empty side, 60 are longer"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -208,3 +209,102 @@ def test_the_score_is_sacrebleus_and_a_number():
     assert "version" in found.signature
     assert "tok:13a" in repr(found)
     assert "tok:none" in translation_score(written, right, tokenize="none").signature
+
+
+def test_a_shuffled_column_of_a_table_is_taken_in_its_order():
+    sources, targets = dates(60)
+    frame = pd.DataFrame({"source": sources, "target": targets}).sample(frac=1, random_state=0)
+    listed = Translator("rnn", **TINY).fit(list(frame.source), list(frame.target))
+    column = Translator("rnn", **TINY).fit(frame.source, list(frame.target))
+    assert column.history_ == listed.history_
+    again = Translator("rnn", **TINY).fit(iter(frame.source), np.array(frame.target))
+    assert again.history_ == listed.history_
+
+
+def test_places_of_what_is_left_out_are_those_of_the_list_that_was_given():
+    sources, targets = dates(60)
+    for place in range(0, 60, 2):
+        sources[place] = ""
+    with pytest.warns(UserWarning, match="30 pairs are left out: 30 of 60"):
+        found = Translator("rnn", **TINY).fit(sources, targets)
+    assert found.left_out_ == {"empty": list(range(0, 60, 2)), "long": []}
+
+
+def test_a_translation_may_be_as_long_as_those_it_learned_from():
+    codes = [chr(97 + place % 26) for place in range(60)]
+    long = [code * 45 for code in codes]
+    found = Translator("rnn", **TINY).fit(codes, long)
+    assert found.longest_target_ == 45
+    assert found.limit(45)(np.array([1, 30, 500])).tolist() == [46, 81, 201]
+
+
+def test_lower_case_counts_for_nothing_in_the_score_of_a_model_that_writes_it(fitted, monkeypatch):
+    monkeypatch.setattr(fitted, "translate", lambda sources, beam: [source.lower() for source in sources])
+    sentences = ["The Cat Sat On The Mat"]
+    assert fitted.score(sentences, sentences) < 50
+    monkeypatch.setattr(fitted, "lower", True)
+    assert fitted.score(sentences, sentences) > 99
+    assert fitted.score(sentences, sentences, lowercase=False) < 50
+
+
+def test_other_targets_to_validate_with_do_not_go_on(tmp_path):
+    pairs, other = dates(60), dates(9, seed=3)
+    settings = {"checkpoint": tmp_path / "run", "resume": True}
+    Translator("rnn", **TINY).fit(*pairs, validation=other, **settings)
+    with pytest.raises(ValueError, match="holds a run with data="):
+        Translator("rnn", **TINY).fit(*pairs, validation=(other[0], other[1][::-1]), **settings)
+
+
+def test_the_best_validation_is_that_of_the_state_it_has(fitted, tmp_path):
+    assert fitted.history_.best == min(fitted.history_.validation)
+    fitted.save(tmp_path / "model")
+    assert regard.load(tmp_path / "model").history_.best == fitted.history_.best
+
+
+def test_a_translation_in_pieces_of_letters_is_whole_again():
+    settings = TINY | {"tokens": "pieces", "vocabulary": 259}
+    found = Translator("bahdanau", **settings).fit(["ж щ"] * 30, ["привет"] * 30)
+    assert found.evidence("ж щ", "привет 😀").translation == "привет 😀"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"joint": "no"}, "joint must be True or False, got 'no'"),
+        ({"lower": "no"}, "lower must be True or False, got 'no'"),
+        ({"input_feeding": "off"}, "input_feeding must be True or False, got 'off'"),
+    ],
+)
+def test_words_are_not_taken_for_true(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Translator(**TINY | settings).fit(*dates(60))
+
+
+def test_numpys_numbers_are_numbers():
+    settings = TINY | {"size": np.int64(8), "hidden": np.int64(12), "dropout": np.float32(0.1)}
+    assert Translator("bahdanau", **settings).fit(*dates(40)).translate(["x"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"sentences": [None]}, TypeError, "sentences must be texts, got NoneType in place 0"),
+        ({"sentences": ["a", "b\ud800"]}, ValueError, "half a surrogate pair in place 1"),
+        ({"sentences": ["a"], "penalty": None}, ValueError, "penalty must be a number of at least 0, got None"),
+        ({"sentences": ["a"], "beam": "5"}, ValueError, "beam must be a whole number of at least 1, got '5'"),
+    ],
+)
+def test_what_cannot_be_translated_is_named(fitted, asked, error, message):
+    with pytest.raises(error, match=message):
+        fitted.translate(**asked)
+
+
+def test_a_way_to_tell_words_apart_that_is_unknown_is_refused_before_the_work(fitted, monkeypatch):
+    monkeypatch.setattr(fitted, "translate", None)
+    with pytest.raises(ValueError, match=r"tokenize must be one of .*, got 'nope'"):
+        fitted.score(["a"], ["b"], tokenize="nope")
+
+
+def test_smoothing_reaches_the_loss():
+    plain, smooth = (Translator("rnn", **TINY | {"smoothing": share}).fit(*dates(60)) for share in (0.0, 0.3))
+    assert plain.history_.loss[0] != smooth.history_.loss[0]

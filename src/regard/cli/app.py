@@ -123,6 +123,10 @@ def translate(
     model, _, form = opened(folder)
     if form is not translator:
         raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Translator translates")
+    if alignments is not None:
+        translator.check_alignments(model, alignments)
+    if sys.stdin is None:
+        raise ValueError("sentences come on stdin, a line each, and it is closed: regard translate MODEL < in.txt")
     lines = lines_of(decoded(sys.stdin.buffer.read(), "stdin"))
     done = []
     for line in translator.translations(model, lines, beam, penalty):

@@ -36,6 +36,7 @@ class History(NamedTuple):
     validation: tuple[float, ...]  # empty where there was no `validate`
     best_epoch: int  # whose state the model now has: the lowest validation, or else the last
     averaged: int = 0  # of how many last epochs it has the mean of their states instead; 0: it does not
+    best: float | None = None  # the validation of the state the model now has
 
 
 def train(
@@ -110,13 +111,14 @@ def train(
             at.finished = is_over(at, epochs, patience)
             run.keep()
         averaged = len(at.recent) if len(at.recent) > 1 else 0
-        if averaged and validate is not None:
+        best = at.validations[at.best_epoch] if at.validations else None
+        if averaged and validate is not None and best is not None:
             model.load_state_dict(mean_state(at.recent))
             value = validated(model, validate, at.epoch, team)
-            averaged = averaged if value < at.validations[at.best_epoch] else 0
+            averaged, best = (averaged, value) if value < best else (0, best)
     if at.best is not None and not averaged:
         model.load_state_dict(at.best)
-    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch, averaged)
+    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch, averaged, best)
 
 
 def is_over(at: Progressed, epochs: int, patience: int | None) -> bool:
