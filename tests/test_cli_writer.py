@@ -1,5 +1,6 @@
 """`regard fit --kind writer`, `write`, `evidence` and `info`, as they are typed."""
 
+import functools
 import json
 import os
 import signal
@@ -115,12 +116,19 @@ def test_a_run_that_is_stopped_at_once_leaves_nothing(monkeypatch, tmp_path):
 def test_ctrl_c_is_a_line_and_exit_code_130():
     command = [sys.executable, "-m", "regard.cli", "fit", "book.txt", "--kind", "writer", "--out", "model"]
     command += [*SMALL, "--set=steps=100000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not Path("model.run/config.json").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = functools.partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # what runs behind a shell may be deaf to it
+    with subprocess.Popen(command, preexec_fn=heard, **pipes) as process:
+        try:
+            while not Path("model.run/config.json").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (130, "")
     assert said == "stopped: the run is kept in model.run; the same command with --resume goes on with it\n"
 
