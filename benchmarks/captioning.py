@@ -61,8 +61,7 @@ class Usual(nn.Module):
 
     def forward(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         parts = self.parts
-        grid = parts.norm(grid)
-        hidden, cell = parts.start(grid)
+        _, grid, (hidden, cell) = parts.seen(grid)
         vectors = parts.embedding(words)
         logits, looked = [], []
         for t in range(words.shape[1]):

@@ -23,6 +23,8 @@ def made(kind=CaptionDecoder, **settings):
     with torch.no_grad():  # what starts as zero would hide a mistake
         decoder.read.bias.normal_()
         decoder.score.weight.mul_(3)
+        decoder.centre.normal_()
+        decoder.width.uniform_(0.5, 2)
     return decoder
 
 
@@ -37,11 +39,13 @@ def case(batch=2, cells=4, words=6):
 
 def plainly(decoder, grid, words, cells=None):
     """Logits, weights and contexts, word by word; cells [batch, m] are looked at alone where they are given."""
-    grid = (grid - grid.mean(2, keepdim=True)) / (grid.var(2, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    grid = (grid - decoder.centre) / decoder.width
     mean = grid.mean(dim=1)
     hidden = torch.tanh(mean @ decoder.first_hidden.weight.T + decoder.first_hidden.bias)
     cell = torch.tanh(mean @ decoder.first_cell.weight.T + decoder.first_cell.bias)
     logits, looked = [], []
+    if decoder.place is not None:
+        grid = grid + decoder.place
     for t in range(words.shape[1]):
         weights = regard.look(hidden.unsqueeze(1), grid, score=decoder.score)  # [batch, 1, cells]
         seen = regard.attend(hidden.unsqueeze(1), grid, grid, score=decoder.score, engine="dense").squeeze(1)
@@ -77,9 +81,10 @@ def gradients(loss, grid, decoder):
 
 
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("places", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 6), (3, 17, 5), (1, 1, 2)])
-def test_it_is_the_plain_loop_in_value_and_gradient(tied, shape):
-    decoder, (grid, words) = made(tied=tied), case(*shape)
+def test_it_is_the_plain_loop_in_value_and_gradient(tied, places, shape):
+    decoder, (grid, words) = made(tied=tied, shape=(1, shape[1]) if places else None), case(*shape)
     logits, weights = plainly(decoder, grid, words[:, :-1])
     assert_close(decoder(grid, words[:, :-1]), logits)
     assert_close(decoder.look(grid, words[:, :-1]), weights)
@@ -99,6 +104,15 @@ def test_other_devices_take_torch_instead_of_the_loops(monkeypatch):
     monkeypatch.setattr(additive_scores, "fusible", lambda *_: False)
     for found, right in zip(gradients(decoder.loss(grid, words, spread=0.7), grid, decoder), first, strict=True):
         assert_close(found, right)
+
+
+def test_grids_are_scaled_as_those_that_it_adapts_to():
+    decoder, grid = made(), 5 + 3 * torch.randn(41, 7, CHANNELS).double()
+    decoder.adapt(grid)
+    scaled = decoder.seen(grid)[1].flatten(0, 1)
+    assert_close(scaled.mean(dim=0), torch.zeros(CHANNELS).double())
+    assert_close(scaled.std(dim=0), torch.ones(CHANNELS).double())
+    assert {"centre", "width"} <= set(decoder.state_dict())
 
 
 def test_smoothing_is_torchs():
@@ -256,6 +270,8 @@ def test_mistakes_are_named():
         decoder.loss(grid, words[:, :1])
     with pytest.raises(ValueError, match=r"a word behind its start"):
         decoder.loss(grid, words * 0)
+    with pytest.raises(ValueError, match=r"the decoder was made for 5 cells, got 4"):
+        made(shape=(5, 1))(grid, words)
     with pytest.raises(ValueError, match=r"hidden must be a positive whole number, got 0"):
         CaptionDecoder(5, 3, hidden=0)
     with pytest.raises(ValueError, match=r"samples must be a positive whole number, got 0"):

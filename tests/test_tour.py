@@ -18,7 +18,7 @@ from regard.tour.page import number
 from regard.tour.station import Passage, Picture, Row, Saved
 from regard.tour.transformer import trigrams
 
-LATER = {"Writer, 2 blocks", "ConvNet with attention"}
+LATER = {"Writer, 2 blocks", "ConvNet with attention", "bahdanau", "luong", "Transformer, 2 blocks"}
 """Models that a quick tour trains too shortly to be sure that they are better than their baselines."""
 
 
@@ -84,12 +84,13 @@ def test_the_page_holds_all_that_was_found(toured):
 def test_the_models_of_the_tour_open(toured):
     _, _, visits = toured
     saved = [found for visit in visits for found in visit.findings if isinstance(found, Saved)]
-    assert len(saved) == 3
+    assert len(saved) == 5
     for found in saved:
         for command in found.commands:
-            name, *rest = shlex.split(command)
+            echo, _, piped = command.rpartition(" | ")
+            name, *rest = shlex.split(piped)
             assert name == "regard"
-            result = CliRunner().invoke(app, rest)
+            result = CliRunner().invoke(app, rest, input=" ".join(shlex.split(echo)[1:]) + "\n")
             assert result.exit_code == 0, result.output
             assert result.stdout
 
@@ -184,7 +185,7 @@ def test_some_stations_alone_find_the_same(tmp_path, monkeypatch):
 def test_a_station_that_is_not_there(tmp_path):
     result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour"), "--only", "bags,zoo"])
     assert result.exit_code == 1
-    assert result.stderr == "error: a station must be one of kernel, bags, layer, transformer, got 'zoo'\n"
+    assert result.stderr == "error: a station must be one of kernel, bags, seq2seq, layer, transformer, got 'zoo'\n"
     assert not (tmp_path / "tour").exists()
     assert chosen(STATIONS, []) == list(STATIONS)
 

@@ -19,6 +19,8 @@ from regard.estimators.telling import told
 from regard.models.captioner import CaptionDecoder
 from regard.training import Checkpoint, History, Team, train, warm_cosine
 
+MEASURED = 500
+"""Images by whose grids those of a frozen encoder are scaled."""
 VALIDATED = 500
 """Images that a validation writes captions of."""
 
@@ -78,6 +80,7 @@ def learn(
     if not seen.frozen:
         return learn_from(Shown(seen, images, settings.mirror), settings, found, seen, decoder, seed, checkpoint, board)
     with kept(seen, images, settings.cache, progress=settings.verbose) as grids:
+        decoder.adapt(grids(torch.randperm(len(found.images))[:MEASURED]))
         return learn_from(grids, settings, found, seen, decoder, seed, checkpoint, board)
 
 

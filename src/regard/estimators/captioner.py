@@ -278,7 +278,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     def make_decoder(self, vocabulary: int, seen: Sight) -> CaptionDecoder:
         """A decoder of the settings, with new weights."""
         sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
-        usual = sizes | {"cells": math.prod(seen.shape), "dropout": self.dropout, "tied": self.tied}
+        usual = sizes | {"shape": seen.shape, "dropout": self.dropout, "tied": self.tied}
         if self.attention == "soft":
             return CaptionDecoder(vocabulary, seen.channels, **usual)
         drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}

@@ -32,7 +32,8 @@ class Sight(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.image_size = int(image_size or getattr(encoder, "image_size", USUAL) or USUAL)
-        self.channels, *self.shape = check_grid(encoder, self.image_size)
+        self.channels, rows, columns = check_grid(encoder, self.image_size)
+        self.shape = rows, columns
 
     @property
     def frozen(self) -> bool:

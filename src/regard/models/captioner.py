@@ -53,8 +53,9 @@ class CaptionDecoder(nn.Module):
     size         of a word's vector, and of the rows that words are read from
     hidden       of the LSTM
     attention    of the score's hidden layer
-    cells        of the grid, where the decoder is to know them apart: each has a learned vector, which is added to what
-                 is seen in it. None: it sees what is in a cell, and where that is only as the encoder says it
+    shape        rows and columns of the grid, where the decoder is to know its cells apart: each has a learned vector,
+                 which is added to what is seen in it, and is at first linear in row and column. None: it sees what is
+                 in a cell, and where that is only as the encoder says it
     dropout      the share dropped of word vectors, and of the rows that words are read from
     tied         words are read by their own vectors
 
@@ -66,6 +67,8 @@ class CaptionDecoder(nn.Module):
 
     weigh: Weighing = staticmethod(softmax)
     """How scores become weights when captions are written."""
+    centre: Tensor  # [channels]  is taken off every grid
+    width: Tensor  # [channels]  and it is divided by that
 
     def __init__(
         self,
@@ -75,15 +78,16 @@ class CaptionDecoder(nn.Module):
         size: int = 256,
         hidden: int = 512,
         attention: int = 512,
-        cells: int | None = None,
+        shape: tuple[int, int] | None = None,
         dropout: float = 0.0,
         tied: bool = False,
     ) -> None:
         super().__init__()
         for name, number in {"vocabulary": vocabulary, "channels": channels, "size": size, "hidden": hidden}.items():
             positive(name, number)
-        self.norm = nn.LayerNorm(channels, elementwise_affine=False)
-        self.place = None if cells is None else nn.Parameter(0.1 * torch.randn(positive("cells", cells), channels))
+        self.register_buffer("centre", torch.zeros(channels))
+        self.register_buffer("width", torch.ones(channels))
+        self.place = None if shape is None else nn.Parameter(places(*shape) @ torch.randn(2, channels))
         self.embedding = nn.Embedding(vocabulary, size)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
         self.score = Additive(hidden, channels, attention)
@@ -94,6 +98,7 @@ class CaptionDecoder(nn.Module):
         self.drop = Dropout(dropout)
         self.read = nn.Linear(size, vocabulary)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
+        nn.init.ones_(self.cell.bias_ih[hidden : 2 * hidden].detach())  # it remembers, until it learns to forget
         nn.init.zeros_(self.read.bias)
         if tied:
             self.read.weight = self.embedding.weight
@@ -143,12 +148,19 @@ class CaptionDecoder(nn.Module):
         )
         return vectors, walk(key, grid, given, *state, maps, self.draw(words))
 
+    @torch.no_grad()
+    def adapt(self, grid: Tensor) -> None:
+        """From now on all grids are scaled as these `[batch, cells, channels]` must be to be 0 ± 1 in each channel."""
+        flat = grid.flatten(0, 1)
+        self.centre.copy_(flat.mean(dim=0))
+        self.width.copy_(flat.std(dim=0).clamp(min=1e-6))
+
     def seen(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Projected keys `[batch, cells, attention]`, the grid as it is looked at, and the state before any word."""
-        channels = self.norm.normalized_shape[0]
+        channels = len(self.centre)
         if grid.ndim != 3 or grid.shape[2] != channels or not grid.shape[1]:
             raise ValueError(f"a grid must be [batch, cells, {channels}], with at least a cell, got {list(grid.shape)}")
-        grid = self.norm(grid)
+        grid = (grid - self.centre) / self.width
         key, mean = self.score.key_projection(grid), grid.mean(dim=1)
         if self.place is not None:
             if grid.shape[1] != len(self.place):
@@ -191,6 +203,16 @@ class CaptionDecoder(nn.Module):
     def look(self, grid: Tensor, words: Tensor) -> Tensor:
         """The weights with which the word behind each of `[batch, m]` was looked for: `[batch, m, cells]`."""
         return self.rows(grid, words).weights
+
+
+def places(rows: int, columns: int) -> Tensor:
+    """The row and the column of each cell of a grid, from -1 to 1, `[cells, 2]`; 0 where there is only one.
+
+    >>> places(2, 3)[:4].tolist()
+    [[-1.0, -1.0], [-1.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]
+    """
+    sides = (torch.linspace(-1, 1, positive("a grid's side", n)) if n != 1 else torch.zeros(1) for n in (rows, columns))
+    return torch.cartesian_prod(*sides)
 
 
 def real_words(words: Tensor) -> Tensor:

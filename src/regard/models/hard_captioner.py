@@ -53,7 +53,7 @@ class HardCaptionDecoder(CaptionDecoder):
         size: int = 256,
         hidden: int = 512,
         attention: int = 512,
-        cells: int | None = None,
+        shape: tuple[int, int] | None = None,
         dropout: float = 0.0,
         tied: bool = False,
         samples: int = 1,
@@ -67,7 +67,7 @@ class HardCaptionDecoder(CaptionDecoder):
             size=size,
             hidden=hidden,
             attention=attention,
-            cells=cells,
+            shape=shape,
             dropout=dropout,
             tied=tied,
         )
