@@ -275,6 +275,34 @@ def test_dropout_is_of_training_alone(name):
     assert_close(model(*batch), made(name)(*batch))
 
 
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
+def test_the_encoders_states_are_torchs_and_0_behind_each_end(cell):
+    reader = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2).double()
+    rows = torch.randn(len(LENGTHS), int(LENGTHS.max()) + 2, SIZE, dtype=torch.float64)
+    states = reader(rows, LENGTHS)
+    assert (states[torch.arange(rows.shape[1]) >= LENGTHS[:, None]] == 0).all()
+    assert_close(states, reader.packed(rows, LENGTHS), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
+def test_what_is_dropped_between_layers_does_not_reach_the_next(cell):
+    reader = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2, dropout=1.0)
+    decoder, zero = cell(SIZE, HIDDEN, 2, batch_first=True, dropout=1.0), torch.zeros(len(LENGTHS), HIDDEN)
+    start = [(zero, zero) if cell is nn.LSTM else (zero,)] * 2
+
+    def found(scale):
+        rows = torch.full((len(LENGTHS), int(LENGTHS.max()), SIZE), scale)
+        gates = cells.weights_of(decoder).gates(rows[:, 0])
+        return reader(rows, LENGTHS), cells.run(decoder, rows, start), cells.stack_step(decoder, gates, start)[1][0]
+
+    for one, other in zip(found(1.0), found(2.0), strict=True):
+        assert_close(one, other)
+    reader.eval()
+    decoder.eval()
+    for one, other in zip(found(1.0), found(2.0), strict=True):
+        assert not torch.allclose(one, other)
+
+
 def test_one_vocabulary_has_one_set_of_vectors():
     for build in (vanilla, bahdanau, luong):
         model = build(TOKENS, TOKENS, size=SIZE, hidden=HIDDEN, shared=True, tied=True)

@@ -42,7 +42,7 @@ def image_strip(
     marks     [words, 2] a row and column for each word, crossed: the cell that looks, where cells do
     """
     image, weights = pixels(image), np.asarray(weights, dtype=float)
-    if weights.ndim != 3 or len(weights) != len(words) or not weights.size:
+    if weights.ndim != 3 or len(weights) != len(words) or not all(weights.shape[1:]):
         raise ValueError(f"weights must be [{len(words)}, rows, columns] for the words, got {list(weights.shape)}")
     if not (np.isfinite(weights).all() and weights.min() >= 0):
         raise ValueError(f"weights must be 0 or more, got {weights.min():g} to {weights.max():g}")
