@@ -10,7 +10,17 @@ from regard.data.scenes import scenes
 
 SMALL = [
     f"--set={setting}"
-    for setting in ("size=8", "hidden=16", "score_size=8", "epochs=1", "least=1", "batch_size=16", "image_size=32")
+    for setting in (
+        "size=8",
+        "hidden=16",
+        "score_size=8",
+        "epochs=4",
+        "least=1",
+        "batch_size=16",
+        "image_size=32",
+        "learning_rate=0.03",
+        "warm=1",
+    )
 ]
 FIT = ("fit", "captions.tsv", "--kind", "captioner", "--images", "photos", "--out", "model", *SMALL)
 

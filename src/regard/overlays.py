@@ -44,7 +44,7 @@ def image_strip(
     image, weights = pixels(image), np.asarray(weights, dtype=float)
     if weights.ndim != 3 or len(weights) != len(words) or not all(weights.shape[1:]):
         raise ValueError(f"weights must be [{len(words)}, rows, columns] for the words, got {list(weights.shape)}")
-    if not (np.isfinite(weights).all() and weights.min() >= 0):
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError(f"weights must be 0 or more, got {weights.min():g} to {weights.max():g}")
     if marks is not None and np.shape(marks) != (len(words), 2):
         raise ValueError(f"marks must be [{len(words)}, 2], a row and a column a word, got {list(np.shape(marks))}")
