@@ -111,7 +111,7 @@ def train(
             at.finished = is_over(at, epochs, patience)
             run.keep()
         averaged = len(at.recent) if len(at.recent) > 1 else 0
-        best = at.validations[at.best_epoch] if at.validations else None
+        best = at.validations[at.best_epoch] if validate is not None and at.best is not None else None
         if averaged and validate is not None and best is not None:
             model.load_state_dict(mean_state(at.recent))
             value = validated(model, validate, at.epoch, team)
