@@ -2,12 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench docs format clean
 
-demo: $(READY)  ## every system on a small case, and pictures to look at
-	$(BIN)/python examples/kernel_regression.py tour/kernel_regression.png
-	$(BIN)/python examples/bag_samples.py tour/bag_samples.png
-	$(BIN)/python examples/conv_digits.py tour/conv_digits.png
+demo: $(READY)  ## every system on a small case, a table, and a page to look at: tour/index.html
+	$(BIN)/regard tour
 
 test: $(READY)  ## the whole suite
 	$(BIN)/python -m pytest
@@ -23,6 +21,11 @@ bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on rea
 	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.language $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.translation $(if $(DATA),--data $(DATA))
+
+docs: $(READY)  ## the documentation as a site: site/index.html
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -36,4 +39,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

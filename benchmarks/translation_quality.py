@@ -9,6 +9,7 @@ validations epoch by epoch, its minutes and its scores.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from regard.estimators.translation_score import translation_score
 
 PARTS = ("train", "val", "test_2016_flickr")
 COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0}
-ATTENTIVE = COMMON | {"size": 256, "hidden": 384, "dropout": 0.4, "epochs": 25, "learning_rate": 1e-3}
+RECURRENT = COMMON | {"size": 128, "hidden": 256, "dropout": 0.3, "epochs": 18, "learning_rate": 2e-3}
 RUNS: dict[str, dict[str, Any]] = {
     "transformer": COMMON
     | {
@@ -39,11 +40,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "warm": 1000,
         "average": 8,
     },
-    "bahdanau": ATTENTIVE | {"model": "bahdanau"},
-    "luong": ATTENTIVE | {"model": "luong"},
-    "rnn": ATTENTIVE | {"model": "rnn"},
+    "bahdanau": RECURRENT | {"model": "bahdanau"},
+    "luong": RECURRENT | {"model": "luong"},
+    "rnn": RECURRENT | {"model": "rnn"},
 }
 """Settings by name; those for the other direction are the same."""
+LENGTHS = (1, 9, 11, 13, 15, 18, 22, 1000)
+"""Words of a source, where the parts begin by which BLEU is told apart."""
 
 
 class Corpus(NamedTuple):
@@ -105,8 +108,20 @@ def tested(translator: Translator, part: Corpus) -> dict[str, Any]:
         "signature": score.signature,
         "chrf": round(score.chrf, 2),
         "translation_seconds": round(seconds, 1),
-        "translations": written,
+        "bleu_by_length": by_length(part, written),
     }
+
+
+def by_length(part: Corpus, written: list[str]) -> list[dict[str, Any]]:
+    """BLEU of the sentences whose sources have so many words."""
+    count = [len(source.split()) for source in part.source]
+    found = []
+    for low, high in itertools.pairwise(LENGTHS):
+        some = [place for place, words in enumerate(count) if low <= words < high]
+        score = translation_score([written[i] for i in some], [part.target[i] for i in some], tokenize="none")
+        words = f"{low}–{high - 1}" if high < LENGTHS[-1] else f"{low} and more"
+        found.append({"words": words, "sentences": len(some), "bleu": round(float(score), 2)})
+    return found
 
 
 def main() -> None:
@@ -119,7 +134,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     given.out.mkdir(parents=True, exist_ok=True)
     found = run(given.data, given.run, given.direction, given.out)
-    print(json.dumps({name: value for name, value in found.items() if name != "translations"}, indent=1))
+    print(json.dumps(found, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

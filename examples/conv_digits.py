@@ -6,9 +6,11 @@ Two convolutions, `ConvSelfAttention` on the 8 × 8 grid, the mean over the cell
 scikit-learn's digits, prints the accuracy on digits that it has not seen, and draws where some cells look.
 """
 
+import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
@@ -55,14 +57,19 @@ def trained(images: Tensor, labels: Tensor, epochs: int = 12) -> DigitNet:
     """The network after so many times through the digits."""
     torch.manual_seed(0)
     model = DigitNet()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    loss = nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=epochs * math.ceil(len(images) / 64))
+    cross_entropy = nn.CrossEntropyLoss()
 
     def batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
         return [(images[rows], labels[rows]) for rows in order.split(64)]
 
-    train(model, batches, lambda batch: loss(model(batch[0]), batch[1]), optimizer=optimizer, epochs=epochs)
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        image, label = batch
+        return cross_entropy(model(image), label)  # type: ignore[no-any-return]
+
+    train(model, batches, loss, optimizer=optimizer, schedule=schedule, epochs=epochs)
     return model.eval()
 
 
@@ -78,8 +85,9 @@ def main(path: Path) -> None:
     figure = Figure(figsize=(9, 6), dpi=110, layout="constrained")
     rows = [8 * row + column for row, column in CELLS]
     for image, looks, axes in zip(some, weights, figure.subplots(len(some), len(CELLS) + 1), strict=True):
-        names = [f"({row}, {column}) looks at" for row, column in CELLS]
-        image_strip(1 - 0.9 * image[0].numpy(), names, looks[rows].numpy(), axes, CELLS)
+        names = [f"cell ({row}, {column})" for row, column in CELLS]
+        bright = 0.35 + 0.65 * np.kron(image[0].numpy(), np.ones((9, 9)))
+        image_strip(bright, names, looks[rows].numpy(), axes, CELLS)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     print(f"picture: {path}")

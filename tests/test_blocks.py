@@ -1,5 +1,6 @@
 """Blocks and stacks beside torch's own layers, and beside the sums written out."""
 
+import numpy as np
 import pytest
 import torch
 from cases import gradients, rand
@@ -9,14 +10,20 @@ from torch.testing import assert_close
 
 from regard import masks
 from regard.layers import (
+    Alibi,
+    Attention,
     Block,
+    ConvSelfAttention,
     Decoder,
     Dropout,
     Encoder,
     FeedForward,
     Gated,
+    Learned,
     MultiHeadAttention,
     Rotary,
+    SelfAttention,
+    Sinusoidal,
     gelu_tanh,
     post_norm,
     pre_norm,
@@ -271,6 +278,29 @@ def test_look_says_what_each_block_looks_at(residual):
     found = decoder.look(x, rand(BATCH, MEMORY, SIZE))
     assert [w.shape for w in found] == [(BATCH, HEADS, LENGTH, LENGTH)] * 2
     assert found[1].triu(1).abs().max() == 0
+
+
+def test_sizes_may_be_numpys():
+    three, five, twelve = np.int64(3), np.int32(5), np.uint8(12)
+    attention = MultiHeadAttention(twelve, three, kv_heads=np.int64(1), positions=Rotary(np.int64(4)))
+    stack = Decoder(np.int64(2), lambda: Block(attention, FeedForward(twelve, five)))
+    stack.cache(five)
+    layers = [
+        stack,
+        Attention(twelve, three, head_size=five),
+        SelfAttention(twelve, value_size=five),
+        ConvSelfAttention(twelve, heads=three),
+        Learned(five, twelve),
+        Sinusoidal(twelve),
+        Alibi(three),
+    ]
+    for layer in layers:
+        numbers = [value for part in layer.modules() for value in vars(part).values() if isinstance(value, np.integer)]
+        assert not numbers
+    assert stack(torch.randn(2, 5, 12)).shape == (2, 5, 12)
+    for wrong in (np.float64(3.0), np.bool_(True), "3", None):
+        with pytest.raises(ValueError, match="heads must be a positive whole number, got"):
+            MultiHeadAttention(12, wrong)
 
 
 @pytest.mark.parametrize(

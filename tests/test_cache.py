@@ -124,6 +124,27 @@ def test_what_does_not_fit_is_said():
         model(x, cache=Cache(3, LENGTH))
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["quick", "by blocks"])
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_step_that_fails_is_not_read_by_some_blocks_alone(start, training):
+    model, x, memory = decoder(Rotary(2), cross=True), rand(2, LENGTH, SIZE), rand(2, MEMORY, SIZE, seed=2)
+    model.train(training)  # without dropout, the answers are the same
+    cache = model.cache(LENGTH)
+    with torch.no_grad():
+        if start:
+            model(x[:, :start], memory, cache=cache)
+        last = model.blocks[1].feed_forward_norm
+        weight, last.weight = last.weight, nn.Parameter(torch.ones(SIZE + 1))  # it will not fit
+        with pytest.raises(RuntimeError):
+            model(x[:, start : start + 1], memory, cache=cache)
+        assert [block.own.length for block in cache.blocks] == [start, start]
+        last.weight = weight
+        if not start:  # nothing is left of the memory either
+            memory = rand(2, MEMORY + 2, SIZE, seed=3)
+        found = [model(x[:, t : t + 1], memory, cache=cache) for t in range(start, LENGTH)]
+        assert_close(torch.cat(found, dim=1), model(x, memory)[:, start:])
+
+
 def test_key_values_alone():
     kept = KeyValues()
     assert kept.all() is None

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from regard import saving
 from regard.training import Checkpoint, Team, train, warm_cosine
+from regard.training.checkpoints import Progressed, found, keep
 from regard.training.team import cut, rows
 
 # A model with dropout, so that random numbers count; six batches an epoch, which differ between epochs.
@@ -112,6 +113,88 @@ def test_a_killed_run_leaves_the_last_whole_checkpoint(tmp_path):
     assert 0 < steps < 24
     again, _ = run(Checkpoint(tmp_path / "run", every=1, resume=True))
     same(whole, again)
+
+
+def plain_run(folder, epochs, patience=None, validate=None, resume=True):
+    """A run without a schedule, which would know how long it is to be."""
+    torch.manual_seed(3)
+    model = nn.Linear(5, 5)
+    history = train(
+        model, batches, lambda batch: (model(batch) - batch.flip(-1)).square().mean(), epochs=epochs,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01), patience=patience, validate=validate,
+        checkpoint=folder and Checkpoint(folder, resume=resume),
+    )  # fmt: skip
+    return model, history
+
+
+def test_a_finished_run_goes_on_if_it_is_asked_for_more(tmp_path):
+    whole, history = plain_run(None, 5)
+    plain_run(tmp_path / "run", 2)
+    again, resumed = plain_run(tmp_path / "run", 5)
+    same(whole, again)
+    assert resumed == history
+    assert plain_run(tmp_path / "run", 3)[1] == history  # it has those already
+
+
+def test_a_run_that_lost_its_patience_has_still_lost_it(tmp_path):
+    numbers = iter([3.0, 1.0, 2.0, 2.5, 0.5, 0.1])
+    plain_run(tmp_path / "run", 9, patience=2, validate=lambda: next(numbers))
+    _, told = plain_run(tmp_path / "run", 20, patience=2, validate=lambda: next(numbers))
+    assert told.validation == (3.0, 1.0, 2.0, 2.5)
+    _, told = plain_run(tmp_path / "run", 6, patience=4, validate=lambda: next(numbers))  # with more of it, it goes on
+    assert told.validation == (3.0, 1.0, 2.0, 2.5, 0.5, 0.1)
+
+
+def test_weights_that_numpy_does_not_know_keep_their_type(tmp_path):
+    def made(value):
+        model = nn.ParameterDict({"small": torch.full((3,), value).bfloat16(), "large": torch.full((2,), value)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        return model, optimizer
+
+    model, optimizer = made(1.25)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.375)
+    optimizer.step()
+    keep(Checkpoint(tmp_path / "run"), Progressed(best=dict(model.state_dict())), model, optimizer, None)
+    other, again = made(0.0)
+    at = found(Checkpoint(tmp_path / "run", resume=True), other, again, None)
+    assert other["small"].dtype == at.best["small"].dtype == torch.bfloat16
+    assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    assert_close(at.best, dict(model.state_dict()), rtol=0, atol=0)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        momentum = again.state[two]["momentum_buffer"]
+        assert momentum.dtype == two.dtype
+        assert_close(momentum, optimizer.state[one]["momentum_buffer"], rtol=0, atol=0)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    def second():
+        with pytest.raises(BlockingIOError, match=rf"run is the folder of a run .* process {os.getpid()}: wait for it"):
+            plain_run(tmp_path / "run", 2)
+        return 1.0
+
+    plain_run(tmp_path / "run", 1, validate=second)
+    assert os.listdir(tmp_path) == ["run"]
+    plain_run(tmp_path / "run", 2)  # the folder is free again
+    (tmp_path / ".run.lock").write_text("123")  # what a run leaves that was killed
+    plain_run(tmp_path / "run", 3)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.05)\n")
+    process = subprocess.Popen([sys.executable, path])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / saving.CONFIG).exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    with pytest.raises(BlockingIOError, match=f"process {process.pid}: wait for it"):
+        run(Checkpoint(tmp_path / "run", every=1, resume=True))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (tmp_path / ".run.lock").exists()
+    run(Checkpoint(tmp_path / "run", every=1, resume=True))
 
 
 def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):

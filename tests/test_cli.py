@@ -1,6 +1,5 @@
 """The command line as a user types it: what it says, where it says it, and that it says what Python says."""
 
-import io
 import json
 import re
 import signal
@@ -13,43 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_diabetes
-from typer.testing import CliRunner
+from talking import frame_of, held, refused, run, typed
 
 import regard
-from regard.cli import app
-
-
-def run(*words, code=0):
-    """A verb, run here; what it printed."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.stderr
-    return result
-
-
-def refused(*words):
-    """The one line that a user gets who made a mistake."""
-    result = run(*words, code=1)
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
-
-
-def typed(*words, **settings):
-    """A verb, run in a process of its own."""
-    command = [sys.executable, "-m", "regard.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-
-
-def held(folder):
-    """The files of a folder."""
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-
-
-def frame_of(result):
-    return pd.read_csv(io.StringIO(result.stdout))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The command line on bags: the long form of a table, a row for each instance."""
 
-import io
 import re
 import subprocess
 import sys
@@ -9,31 +8,9 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from talking import frame_of, refused, run
 
 import regard
-from regard.cli import app
-
-
-def run(*words, code=0):
-    """A verb, run here; what it printed."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.stderr
-    return result
-
-
-def refused(*words):
-    """The one line that a user gets who made a mistake."""
-    result = run(*words, code=1)
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("error: ")
-
-
-def frame_of(result, **settings):
-    return pd.read_csv(io.StringIO(result.stdout), **settings)
 
 
 def fit(*more, table="bags.csv", out="model"):

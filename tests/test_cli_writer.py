@@ -1,9 +1,12 @@
 """`regard fit --kind writer`, `write`, `evidence` and `info`, as they are typed."""
 
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -82,7 +85,13 @@ def test_a_stopped_run_goes_on(monkeypatch):
         return loss(model, batch)
 
     monkeypatch.setattr(LanguageModel, "loss", broken)
-    CliRunner().invoke(app, ["fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL])
+    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL, code=130)
+    assert said.stderr == ("stopped: the run is kept in model.run; the same command with --resume goes on with it\n")
+    for verb in (["info"], ["write", "--prompt", "the"], ["evidence", "book.txt"]):
+        told = refused(verb[0], "model.run", *verb[1:])
+        assert "model.run holds no model, but a run, as it stood after 10 steps: go on with it by regard fit" in told
+    with pytest.raises(ValueError, match=r"holds no model, but a run, .* fit\(…, checkpoint=…, resume=True\)"):
+        regard.load("model.run")
     assert json.loads(Path("model.run/config.json").read_text())["checkpoint"]["steps"] == 10
     assert "holds a run that stopped after 10 steps" in refused(
         "fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL
@@ -90,6 +99,46 @@ def test_a_stopped_run_goes_on(monkeypatch):
     run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL)
     run("fit", "book.txt", "--kind", "writer", "--out", "whole", *SMALL)
     assert regard.load("model").write("the", 50) == regard.load("whole").write("the", 50)
+
+
+def test_a_run_that_is_stopped_at_once_leaves_nothing(monkeypatch, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    from regard.models.language import LanguageModel
+
+    monkeypatch.setattr(LanguageModel, "loss", stop)
+    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL, code=130)
+    assert said.stderr == "stopped: nothing was learned yet that could be kept\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt"]
+
+
+def test_ctrl_c_is_a_line_and_exit_code_130():
+    command = [sys.executable, "-m", "regard.cli", "fit", "book.txt", "--kind", "writer", "--out", "model"]
+    command += [*SMALL, "--set=steps=100000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = functools.partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # what runs behind a shell may be deaf to it
+    with subprocess.Popen(command, preexec_fn=heard, **pipes) as process:
+        try:
+            while not Path("model.run/config.json").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert said == "stopped: the run is kept in model.run; the same command with --resume goes on with it\n"
+
+
+@pytest.mark.parametrize("wrong", [("--temperature", -1), ("--top-k", 0), ("--top-p", 1.5), ("--seed", -1)])
+def test_nothing_is_written_before_a_mistake_is_found(wrong):
+    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--quiet", *SMALL)
+    said = run("write", "model", "--prompt", "the ", *wrong, code=1)
+    assert said.stdout == ""
+    assert str(wrong[1]) in said.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 
-from regard.engines import gauss, pairs
+from regard.engines import gauss, gauss_box, gauss_transform, pairs
 from regard.engines.points import LAPLACE, Moments, Points
 
 KEYS, QUERIES, VALUES = 1201, 331, 3
@@ -16,7 +16,7 @@ CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "latti
 @pytest.fixture(autouse=True)
 def small_grids(monkeypatch):
     """Quick in three dimensions too; boxes are cut then."""
-    monkeypatch.setattr(gauss, "FEWEST_MODES", 2**18)
+    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 2**18)
 
 
 def brute(points: Points) -> Moments:
@@ -153,7 +153,7 @@ def test_any_distance_from_one_heavy_cluster(features, tolerance, enough, monkey
 
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_the_transform_answers_nearly_all(features, monkeypatch):
-    monkeypatch.setattr(gauss, "FEWEST_MODES", 2**21)
+    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 2**21)
     counts = asked_of_pairs(monkeypatch)
     key = np.random.default_rng(0).normal(size=(20_000, features)) * 20_000 ** (1 / (features + 4))
     points = Points(key, key, key[:, :1] ** 2, own=np.arange(len(key)))
@@ -163,8 +163,8 @@ def test_the_transform_answers_nearly_all(features, monkeypatch):
 
 def test_leaving_out_costs_no_more_transforms(monkeypatch):
     plans = []
-    planned = gauss.planned
-    monkeypatch.setattr(gauss, "planned", lambda *given: plans.append(given[0]) or planned(*given))
+    planned = gauss_transform.planned
+    monkeypatch.setattr(gauss_transform, "planned", lambda *given: plans.append(given[0]) or planned(*given))
     points = case("normal", 2, own=True)
     gauss.pool(points, 1e-6)
     assert plans == [1, 2, 1, 2]  # four columns, two at a time
@@ -174,8 +174,8 @@ def test_leaving_out_costs_no_more_transforms(monkeypatch):
 
 def test_points_wider_than_the_grid_are_answered_where_they_are_dense(monkeypatch):
     counts = asked_of_pairs(monkeypatch)
-    monkeypatch.setattr(gauss, "FEWEST_MODES", 400)
-    monkeypatch.setattr(gauss, "MODES_PER_POINT", 0)
+    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 400)
+    monkeypatch.setattr(gauss_box, "MODES_PER_POINT", 0)
     points = case("cauchy", 1, own=True).asked(slice(QUERIES - 60))
     assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
     assert 0 < sum(counts) < 0.3 * QUERIES

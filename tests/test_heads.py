@@ -171,6 +171,29 @@ def test_from_torch_keeps_mode_dropout_and_dtype_and_shares_nothing():
     assert_close(theirs.state_dict(), before)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"kdim": KEY_SIZE, "vdim": VALUE_SIZE}], ids=str)
+def test_from_torch_and_back_draw_nothing_and_keep_what_learns(sizes):
+    theirs = nn.MultiheadAttention(SIZE, HEADS, **sizes)
+    for number, parameter in enumerate(theirs.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    before = torch.get_rng_state()
+    ours = MultiHeadAttention.from_torch(theirs)
+    back = ours.to_torch()
+    assert torch.equal(torch.get_rng_state(), before)
+    kept = {name: parameter.requires_grad for name, parameter in theirs.named_parameters()}
+    assert {name: parameter.requires_grad for name, parameter in back.named_parameters()} == kept
+    assert ours.output.weight.requires_grad == kept["out_proj.weight"]
+    assert ours.output.bias.requires_grad == kept["out_proj.bias"]
+    if sizes:
+        parts = {"q_proj_weight": ours.query, "k_proj_weight": ours.key, "v_proj_weight": ours.value}
+        for name, part in parts.items():
+            assert part.weight.requires_grad == kept[name]
+            assert part.bias.requires_grad == kept["in_proj_bias"]
+    else:
+        assert ours.input.weight.requires_grad == kept["in_proj_weight"]
+        assert ours.input.bias.requires_grad == kept["in_proj_bias"]
+
+
 x3 = rand(2, 5, 12)
 
 

@@ -8,9 +8,11 @@ import torch
 from torch.testing import assert_close
 
 from regard import scores
+from regard.attend import attend
 from regard.estimators import metric
 from regard.estimators.local import local_linear
-from regard.estimators.metric import Rounded, Sample, Stretch, Trial, drawn, held_out, learn, stages, standardised
+from regard.estimators.metric import Rounded, Stretch, drawn, learn, stages
+from regard.estimators.trials import Sample, Trial, held_out, standardised
 from regard.masks import both
 
 KERNELS = [scores.Gaussian, scores.Laplace, scores.Epanechnikov, scores.Boxcar, scores.Tricube]
@@ -83,7 +85,7 @@ def test_the_error_is_what_rows_held_out_have():
     y = wave_across(points) + 0.1 * torch.randn(900, 1, dtype=torch.float64)
     known = learned(points[:600], y[:600])
     query, key = (stretched(known.bandwidth, part) for part in (points[600:], points[:600]))
-    level = metric.attend(query, key, y[:600], score=scores.Gaussian(1.0))
+    level = attend(query, key, y[:600], score=scores.Gaussian(1.0))
     error = (level - y[600:]).square().mean().sqrt() / y[:600].std()
     assert 0.7 < known.error / error < 1.4
 
@@ -278,7 +280,7 @@ def test_local_linear_reproduces_a_linear_function_beyond_the_keys():
 def test_local_linear_without_a_slope_is_attention():
     query, key, value = table(5, 3), table(37, 3, seed=1), table(37, 2, seed=2)
     level = local_linear(query, key, value, score=scores.Gaussian(0.4), ridge=1e12)
-    assert_close(level, metric.attend(query, key, value, score=scores.Gaussian(0.4)))
+    assert_close(level, attend(query, key, value, score=scores.Gaussian(0.4)))
 
 
 def test_local_linear_has_gradients():

@@ -29,7 +29,7 @@ def test_the_image_comes_first_and_then_a_picture_a_word(tmp_path):
         assert (row_of // 6, column_of // 6) == (row, column)
         assert_allclose(bright.max(), 1, atol=1e-6)
         far = bright[6 * ((row + 3) % 5) + 3, 6 * ((column + 3) % 7) + 3]
-        assert far < 0.4
+        assert far < 0.5
     axes[0].figure.savefig(tmp_path / "strip.png")
     assert (tmp_path / "strip.png").stat().st_size > 1000
 
@@ -37,7 +37,7 @@ def test_the_image_comes_first_and_then_a_picture_a_word(tmp_path):
 def test_what_has_no_weight_is_grey():
     axes = image_strip(photo(), ["dog"], one_hot(5, 7, (0, 0)))
     corner = axes[1].images[0].get_array()[-1, -1]
-    assert_allclose(corner, np.full(3, 0.22 * (photo()[-1, -1] / 255 @ [0.299, 0.587, 0.114])), rtol=1e-6)
+    assert_allclose(corner, np.full(3, 0.3 * (photo()[-1, -1] / 255 @ [0.299, 0.587, 0.114])), rtol=1e-6)
 
 
 def test_smoothing_keeps_even_weights_even_and_is_never_negative():
@@ -59,7 +59,20 @@ def test_many_words_stand_in_several_rows(words, rows, across):
     assert (grid.nrows, grid.ncols) == (rows, across)
 
 
-def test_cells_that_look_are_ringed():
+def test_a_line_goes_around_half_the_largest_weight():
+    axes = image_strip(photo(50, 70), ["dog", "everywhere"], np.stack([one_hot(5, 7, (2, 3))[0], np.ones((5, 7))]))
+    (line,) = axes[1].collections
+    (path,) = line.get_paths()
+    surface = smooth(one_hot(5, 7, (2, 3))[0], 50, 70)
+    for column, row in path.vertices:
+        near = surface[round(row), round(column)] / surface.max()
+        assert 0.4 < near < 0.6
+    assert path.vertices[:, 0].min() < 34.5 < path.vertices[:, 0].max()
+    assert not axes[0].collections
+    assert not axes[2].collections  # where all weights are equal there is nothing to draw a line around
+
+
+def test_cells_that_look_are_crossed():
     axes = image_strip(np.zeros((8, 8)), ["x", "y"], np.ones((2, 4, 2)), marks=[(0, 1), (3, 0)])
     assert_allclose([one.lines[0].get_xydata()[0] for one in axes[1:]], [(5.5, 0.5), (1.5, 6.5)])
     assert not axes[0].lines
@@ -77,7 +90,7 @@ def test_it_draws_on_axes_that_are_given():
 
 def test_no_weight_at_all_is_dark():
     axes = image_strip(np.ones((4, 4)), ["a"], np.zeros((1, 2, 2)))
-    assert_allclose(axes[1].images[0].get_array(), np.full((4, 4, 3), 0.22))
+    assert_allclose(axes[1].images[0].get_array(), np.full((4, 4, 3), 0.3))
     assert_array_equal(axes[0].images[0].get_array(), np.ones((4, 4, 3)))
 
 

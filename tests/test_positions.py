@@ -9,7 +9,7 @@ from cases import rand
 from torch.testing import assert_close
 
 from regard import masks
-from regard.layers import Alibi, Learned, MultiHeadAttention, Rotary, Sinusoidal
+from regard.layers import Alibi, Learned, MultiHeadAttention, Rotary, Sinusoidal, Stretched
 
 
 @pytest.mark.parametrize("size", [6, 7, 1])
@@ -71,6 +71,29 @@ def test_rotary_scores_know_the_distance_alone(interleaved):
     assert abs((rotary.turn(query, 5) * rotary.turn(key, 0)).sum() - scores[0]) > 1e-3
 
 
+def test_stretched_positions_by_their_definition():
+    """Speeds of fast pairs stay, those of slow ones are divided, and in between rounds say how much."""
+    known, slow, fast, factor = 23, 0.4, 2.5, 7.0
+    rotary = Rotary(10, base=50.0, stretch=Stretched(factor, known=known, slow=slow, fast=fast))
+    x = rand(3, 10)
+    kinds = set()
+    for pair in range(5):
+        speed = 50.0 ** (-2 * pair / 10)
+        rounds = known * speed / (2 * math.pi)
+        kept = 1.0 if rounds >= fast else 0.0 if rounds <= slow else (rounds - slow) / (fast - slow)
+        kinds.add(kept if kept in (0.0, 1.0) else 0.5)
+        angle = 9 * (kept * speed + (1 - kept) * speed / factor)
+        found = rotary.turn(x, 7)[2, [pair, pair + 5]]
+        first, second = x[2, pair], x[2, pair + 5]
+        want = [
+            first * math.cos(angle) - second * math.sin(angle),
+            first * math.sin(angle) + second * math.cos(angle),
+        ]
+        assert_close(found, torch.stack(want))
+    assert kinds == {0.0, 0.5, 1.0}
+    assert "stretch=Stretched(factor=7.0, known=23, slow=0.4, fast=2.5)" in repr(rotary)
+
+
 def test_rotary_tables_made_in_inference_mode_serve_training():
     rotary = Rotary(4, base=77.0)
     with torch.inference_mode():
@@ -130,6 +153,9 @@ def test_anything_with_the_two_methods_will_do():
         (lambda: Rotary(5), "Rotary turns pairs: size must be even, got 5"),
         (lambda: Rotary(4, base=0.0), "base must be positive, got 0.0"),
         (lambda: Rotary(4).turn(rand(3, 6)), r"queries and keys must be \[..., length, 4\], got \[3, 6\]"),
+        (lambda: Stretched(0.5, known=9), "factor must be at least 1, .* got factor=0.5, slow=1.0 and fast=4.0"),
+        (lambda: Stretched(2.0, known=9, slow=4.0), "fast above it, got factor=2.0, slow=4.0 and fast=4.0"),
+        (lambda: Stretched(2.0, known=0), "known must be a positive whole number, got 0"),
         (lambda: Alibi(0), "heads must be a positive whole number, got 0"),
         (lambda: Learned(0, 3), "room must be a positive whole number, got 0"),
         (lambda: Sinusoidal(3)(rand(2)), r"x must be \[..., length, 3\], got \[2\]"),

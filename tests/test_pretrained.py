@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from theirs import ROOM, WORDS, altered, bert, gpt2, llama, reweighed, saved, transformers
+from theirs import LLAMA3, ROOM, WORDS, altered, bert, gpt2, llama, reweighed, saved, transformers
 from torch.testing import assert_close
 
 import regard
@@ -27,6 +27,7 @@ LANGUAGE = {
     "llama, all heads": lambda: llama(num_key_value_heads=6, head_dim=None, hidden_size=36, rms_norm_eps=0.1),
     "llama, biases": lambda: llama(attention_bias=True, mlp_bias=True, hidden_act="gelu_pytorch_tanh"),
     "llama, base": lambda: llama(rope_theta=100.0),
+    "llama, stretched": lambda: llama(rope_parameters={**LLAMA3, "rope_theta": 100.0}),
 }
 
 
@@ -128,6 +129,11 @@ def test_names_and_buffers_of_older_folders(tmp_path):
     altered(folder, rope_theta=None)  # where nothing is said, it is 10000
     theirs = type(theirs).from_pretrained(folder, local_files_only=True).eval()
     assert theirs.config.rope_parameters["rope_theta"] == 10000
+    assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
+
+    theirs = llama(rope_parameters={**LLAMA3, "rope_theta": 100.0})
+    folder = saved(theirs, tmp_path / "llama 3.1")
+    altered(folder, rope_parameters=None, rope_theta=100.0, rope_scaling=LLAMA3)
     assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from theirs import WORDS, altered, bert, gpt2, llama, saved
+from theirs import LLAMA3, WORDS, altered, bert, gpt2, llama, saved
 
 from regard.models.pretrained import load, tokenizer
 
@@ -27,7 +27,18 @@ WRONG_SETTINGS = [
     (bert, {"position_embedding_type": "relative_key"}, r"position_embedding_type 'relative_key' is not supported"),
     (bert, {"hidden_act": "swiglu"}, r"hidden_act 'swiglu' is not supported"),
     (llama, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling of the kind 'dynamic' is not supp"),
-    (llama, {"rope_parameters": {"rope_type": "llama3"}}, r"rope_parameters of the kind 'llama3' is not supported"),
+    (llama, {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters of the kind 'yarn' is not supported, only d"),
+    (llama, {"rope_parameters": {"rope_type": "llama3"}}, r"config.json must say factor"),
+    (
+        llama,
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}},
+        r"config.json must say original_max_position_embeddings",
+    ),
+    (
+        llama,
+        {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0, "high_freq_factor": 1.0}},
+        r"config.json: factor must be at least 1, slow positive and fast above it, got factor=8.0, slow=4.0 and fast=1",
+    ),
     (llama, {"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor 0.5 is not supported"),
     (llama, {"rope_scaling": 2}, r"rope_scaling must be an object, got 2"),
 ]

@@ -30,7 +30,7 @@ def test_the_code_of_the_readme_prints_what_it_says(code, printed):
 
 
 def test_links_in_the_documents_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists() or target.startswith("https://"), f"{page.name}: {target}"
 
@@ -47,10 +47,9 @@ def test_the_example_learns_and_draws(tmp_path, monkeypatch, capsys):
     assert image.std() > 0.1
 
 
-def test_attention_needs_fewer_bags_in_the_example(tmp_path, monkeypatch, capsys):
+def test_attention_needs_fewer_bags_in_the_example(tmp_path, capsys):
     example = runpy.run_path(str(ROOT / "examples" / "bag_samples.py"))
-    monkeypatch.setitem(example["main"].__globals__, "COUNTS", (20, 60))
-    example["main"](tmp_path / "deep" / "bags.png", 1)
+    example["main"](tmp_path / "deep" / "bags.png", 1, counts=(20, 60))
     rows = re.findall(r"^(\w+) +(\D+?\d?) +([\d.]+) +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
     last = {(case, name): float(error) for case, name, _, error in rows}
     assert len(last) == 10
@@ -59,7 +58,23 @@ def test_attention_needs_fewer_bags_in_the_example(tmp_path, monkeypatch, capsys
     assert torch.tensor(matplotlib.image.imread(tmp_path / "deep" / "bags.png")).std() > 0.1
 
 
-@pytest.mark.parametrize("page", ["bags", "captions", "language", "tables"])
+CHAPTERS = sorted(f"course/{page.stem}" for page in (ROOT / "docs" / "course").glob("*.md"))
+
+
+def test_every_chapter_is_a_formula_a_line_and_an_exercise():
+    assert CHAPTERS
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for chapter in CHAPTERS:
+        text = (ROOT / "docs" / f"{chapter}.md").read_text()
+        assert text.count("# this is the line") == 1, chapter
+        assert re.search(r"regard\.attend\(.*# this is the line", text), chapter
+        for part in ("## What to notice", "## Exercise"):
+            assert part in text, chapter
+        assert re.search(r"^    \S.*[=←]", text, re.MULTILINE), chapter
+        assert f"{chapter}.md" in nav
+
+
+@pytest.mark.parametrize("page", ["bags", "captions", "language", "tables", "translation", *CHAPTERS])
 def test_the_code_in_the_documents_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert blocks
@@ -73,6 +88,6 @@ def test_attention_in_a_network_of_digits_trains_and_is_drawn(tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", ["conv_digits.py", str(out)])
     runpy.run_path(str(ROOT / "examples" / "conv_digits.py"), run_name="__main__")
     accuracy, gain = re.findall(r"before: ([\d.]+) +gain (-?[\d.]+)", capsys.readouterr().out)[0]
-    assert float(accuracy) > 0.95
+    assert float(accuracy) > 0.93
     assert abs(float(gain)) > 0.05  # it starts at 0, where attention does nothing
     assert torch.tensor(matplotlib.image.imread(out)).std() > 0.1

@@ -1,13 +1,17 @@
 """The recurrent models against their equations, one sentence and one step at a time, in values and gradients."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 from regard.decoding import beam
-from regard.models.recurrent import Location, RecurrentEncoder, bahdanau, concat, luong, vanilla
+from regard.models.recurrent import Location, RecurrentEncoder, bahdanau, cells, concat, encoder, luong, vanilla
 from regard.scores import Additive, Bilinear
+
+bahdanau_module = importlib.import_module("regard.models.recurrent.bahdanau")  # the function has its name
 
 WORDS, TOKENS, SIZE, HIDDEN = 29, 23, 7, 5
 LENGTHS = torch.tensor([11, 1, 4, 8])
@@ -197,6 +201,27 @@ def test_models_are_their_equations(name):
 
 
 @named
+def test_fused_loops_and_torchs_steps_are_the_same(name, monkeypatch):
+    model, batch = made(name), sentences()
+    fused = model(*batch)
+    before = gradients(fused, model)
+    for module in (bahdanau_module, cells, encoder):
+        monkeypatch.setattr(module, "fusible", lambda *_: False)
+    plain = model(*batch)
+    assert_close(plain, fused, rtol=1e-10, atol=1e-10)
+    assert_close(gradients(plain, model), before, rtol=1e-8, atol=1e-10)
+
+
+def test_a_score_with_another_activation_is_called(monkeypatch):
+    model, batch = made("bahdanau"), sentences()
+    model.score.activation = torch.sigmoid
+    weight = model.look(*batch)
+    assert not torch.allclose(weight, made("bahdanau").look(*batch))
+    monkeypatch.setattr(bahdanau_module, "fusible", lambda *_: False)
+    assert_close(model.look(*batch), weight)
+
+
+@named
 def test_steps_are_the_whole_pass(name):
     model, (source, lengths, target) = made(name).eval(), sentences()
     whole = model(source, lengths, target).log_softmax(dim=-1)
@@ -271,13 +296,13 @@ def test_what_cannot_be_done_says_why():
         luong(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, radius=0)
     with pytest.raises(ValueError, match="below 29, the vocabulary, got 29"):
         made("bahdanau")(source + WORDS - int(source.max()), lengths, target)
-    encoder, rows = RecurrentEncoder(SIZE, HIDDEN), torch.randn(3, 4, SIZE)
+    reader, rows = RecurrentEncoder(SIZE, HIDDEN), torch.randn(3, 4, SIZE)
     with pytest.raises(ValueError, match="at least 1 and at most 4, the tokens given, got 0"):
-        encoder(rows, torch.tensor([4, 0, 1]))
+        reader(rows, torch.tensor([4, 0, 1]))
     with pytest.raises(ValueError, match="at least 1 and at most 4, the tokens given, got 5"):
-        encoder(rows, torch.tensor([4, 5, 1]))
+        reader(rows, torch.tensor([4, 5, 1]))
     with pytest.raises(ValueError, match=r"whole numbers \[3\], got shape \[2\]"):
-        encoder(rows, torch.tensor([4, 1]))
+        reader(rows, torch.tensor([4, 1]))
     for setting in ("size", "hidden", "layers"):
         with pytest.raises(ValueError, match=f"{setting} must be a positive whole number, got 0"):
             bahdanau(WORDS, TOKENS, **{"size": SIZE, "hidden": HIDDEN, setting: 0})

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from regard import NadarayaWatson, load, saving
 from regard.data.curves import wave
@@ -27,6 +28,18 @@ def test_what_is_written_is_read(tmp_path):
     assert (found["b"] == arrays["b"]).all()
     assert os.listdir(tmp_path / "deep") == ["model"]
     assert set(files(folder)) == {"config.json", "model.safetensors"}
+
+
+def test_types_that_numpy_does_not_have_stay_tensors(tmp_path):
+    small, large = torch.tensor([[1.5, -2.0, 3.0]]).bfloat16().T, np.arange(5)
+    large.flags.writeable = False
+    saving.write(tmp_path / "model", {}, {"small": small, "same": small, "large": large})
+    _, found = saving.read(tmp_path / "model")
+    assert found["small"].dtype == torch.bfloat16
+    assert torch.equal(found["small"], small)
+    assert torch.equal(found["same"], small)
+    assert found["large"].dtype == np.int64
+    assert (found["large"] == large).all()
 
 
 def test_a_model_takes_the_place_of_another_and_again(tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import progress
-from regard.training import train
+from regard.training import Checkpoint, train
 
 
 class Number(nn.Module):
@@ -140,9 +140,15 @@ def test_a_loss_that_is_no_number_says_when_and_what_to_try(value):
         return [1.0, value] if epoch == 2 else [1.0]
 
     with pytest.raises(
-        FloatingPointError, match=rf"became {value} in epoch 2, batch 1: .*learning rate than 0.1, clip=1"
+        FloatingPointError, match=rf"became {value} in epoch 2, batch 1: .*learning rate than 0.1, or look for NaN"
     ):
         train(model, batches, towards(model, 1.0), optimizer=descent(model), epochs=5)
+
+
+def test_who_clips_is_told_to_clip_more():
+    model = Number()
+    with pytest.raises(FloatingPointError, match=r"learning rate than 0.1, clip=0.05, or look for NaN"):
+        train(model, lambda epoch: [math.nan], towards(model, 1.0), optimizer=descent(model), epochs=1, clip=0.5)
 
 
 def test_a_validation_that_is_nan_is_refused():
@@ -216,3 +222,81 @@ def test_there_is_no_bar_in_a_file(capfd, monkeypatch):
     watched()
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+class Swing(nn.Module):
+    """A number that each epoch throws to the other side of 0, and a count."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0]))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def loss(self, batch):
+        self.seen += 1
+        return (self.w * batch).sum()
+
+
+def swung(validate, average, **more):
+    model = Swing()
+    sides = [torch.tensor([2.0]), torch.tensor([-2.0])]  # steps of 1 · 2: from 1 to -1, and back
+    history = train(
+        model,
+        lambda epoch: [sides[epoch % 2]],
+        model.loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        epochs=5,
+        validate=lambda: validate(model.w.item()),
+        average=average,
+        **more,
+    )
+    return model, history
+
+
+@pytest.mark.parametrize(("average", "expected"), [(2, 0.0), (4, 0.0), (3, -1 / 3), (99, -1 / 5)])
+def test_the_mean_of_the_last_epochs_is_taken_where_it_is_better(average, expected):
+    model, history = swung(abs, average)
+    assert model.w.item() == pytest.approx(expected)
+    assert history.averaged == min(average, 5)
+    assert history.validation == (1.0,) * 5
+    assert int(model.seen) == 5
+
+
+@pytest.mark.parametrize("average", [1, 2])
+def test_and_where_it_is_not_the_best_epoch_is(average):
+    model, history = swung(lambda w: -abs(w), average)
+    assert model.w.item() == -1
+    assert history.averaged == 0
+    assert history.best_epoch == 0
+
+
+def test_a_run_that_goes_on_has_the_same_mean(tmp_path):
+    whole, history = swung(abs, 4)
+
+    def stopping(w):
+        stopping.calls += 1
+        if stopping.calls == 4:
+            raise KeyboardInterrupt
+        return abs(w)
+
+    stopping.calls = 0
+    with pytest.raises(KeyboardInterrupt):
+        swung(stopping, 4, checkpoint=Checkpoint(tmp_path / "run"))
+    again, gone_on = swung(abs, 4, checkpoint=Checkpoint(tmp_path / "run", resume=True))
+    assert gone_on == history
+    assert again.w.item() == whole.w.item()
+
+
+@pytest.mark.parametrize(("average", "validate"), [(0, abs), (2, None)])
+def test_an_average_needs_epochs_and_a_validation(average, validate):
+    model = Swing()
+    with pytest.raises(ValueError, match=f"average must be at least 1, and 1 without validate, got {average}"):
+        train(
+            model,
+            lambda epoch: [],
+            model.loss,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            epochs=1,
+            validate=validate and (lambda: 0.0),
+            average=average,
+        )

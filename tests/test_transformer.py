@@ -99,6 +99,18 @@ def test_padding_is_not_looked_at():
         assert_close(encoder(padded, lengths)[row, :length], encoder(alone)[0])
 
 
+def test_a_sequence_is_no_longer_than_its_tokens():
+    model = transformer(29, 23, blocks=1, heads=2, size=12).eval()
+    encoder = text_encoder(29, blocks=1, heads=3, size=12).eval()
+    source, target = torch.randint(29, (3, 7)), torch.randint(23, (3, 5))
+    model(source, torch.tensor([7, 2, 0]), target)
+    for run in (lambda lengths: model(source, lengths, target), lambda lengths: encoder(source, lengths)):
+        with pytest.raises(ValueError, match="lengths must be at most 7, the tokens there are, got 8"):
+            run(torch.tensor([7, 8, 4]))
+        with pytest.raises(ValueError, match=r"lengths must be \[3\], one a sequence, got shape \[2\]"):
+            run(torch.tensor([7, 4]))
+
+
 def test_one_vocabulary_has_one_set_of_vectors():
     model = transformer(23, 23, blocks=1, heads=2, size=12, shared=True)
     assert model.source is model.target

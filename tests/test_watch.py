@@ -213,6 +213,84 @@ def test_torchs_encoder_with_nested_tensors():
         assert_close(seen["layers.0.self_attn"][0][sequence, :, :length], weight[sequence, :, :length])
 
 
+class Own(nn.MultiheadAttention):
+    """torch's attention with arguments of its own, which turns what it is given."""
+
+    def forward(self, rows, *, hidden=None):
+        turned = rows.flip(-1)
+        return super().forward(turned, turned, rows, key_padding_mask=hidden, need_weights=False)[0]
+
+
+class OwnLayer(nn.TransformerEncoderLayer):
+    """torch's layer with arguments of its own."""
+
+    def forward(self, rows, hidden=None):
+        return super().forward(rows.flip(-1), src_key_padding_mask=hidden)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_subclasses_of_torchs_layers_have_the_arguments_they_like(training):
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    turned = x.flip(-1)
+    heads = Own(SIZE, 2, batch_first=True).train(training)
+    layer = OwnLayer(SIZE, 2, 16, batch_first=True, dropout=0.0).train(training)
+    original = nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward
+    with torch.inference_mode(not training):
+        before = heads(x, hidden=HIDDEN), layer(x, HIDDEN)
+        with regard.watch(heads) as seen, regard.watch(heads, top=2) as best, regard.watch(layer) as inside:
+            during = heads(x, hidden=HIDDEN), layer(x, HIDDEN)
+        assert original == (nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward)
+        for one, attention in ((seen[""], heads), (inside["self_attn"], layer.self_attn)):
+            weight = nn.MultiheadAttention.forward(
+                attention, turned, turned, x, key_padding_mask=HIDDEN, average_attn_weights=False
+            )[1]
+            assert len(one) == 1
+            assert_close(one[0], weight)
+    assert_close(best[""][0].weight, seen[""][0].topk(2).values)
+    assert_close(during, before, rtol=0, atol=0)
+    assert not any("forward" in vars(module) for module in (*heads.modules(), *layer.modules()))
+
+
+def test_attention_that_never_comes_by_torchs_is_not_passed_over_in_silence():
+    class Alone(nn.MultiheadAttention):
+        def forward(self, query, key, value):
+            return value, None
+
+    alone = Alone(SIZE, 2)
+    with regard.watch(alone) as seen, pytest.warns(UserWarning, match="Alone has a forward of its own .* not recorded"):
+        alone(*[torch.randn(3, SIZE)] * 3)
+    assert seen == {"": []}
+
+
+@pytest.mark.parametrize("make", [nn.MultiheadAttention, Own])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_watches_may_end_in_any_order(make, order):
+    theirs = make(SIZE, 2, batch_first=True).eval()
+    rows = torch.randn(BATCH, LENGTH, SIZE)
+    given = [rows] if make is Own else [rows] * 3
+    watches = [regard.watch(theirs, top=top) for top in (None, 1, 2)]
+    seen = [one.__enter__() for one in watches]
+    theirs(*given)
+    for number, which in enumerate(order):
+        watches[which].__exit__(None, None, None)
+        theirs(*given)
+        assert len(seen[which][""]) == number + 1  # what it saw until it ended
+    assert sorted(len(one[""]) for one in seen) == [1, 2, 3]
+    assert "forward" not in vars(theirs)
+
+
+def test_who_wraps_a_watched_layer_is_left_alone():
+    theirs = nn.MultiheadAttention(SIZE, 2).eval()
+    calls = []
+    watching = regard.watch(theirs)
+    seen = watching.__enter__()
+    inner = theirs.forward
+    theirs.forward = lambda *args: calls.append(1) or inner(*args)
+    watching.__exit__(None, None, None)
+    theirs(*[torch.randn(3, SIZE)] * 3)
+    assert (calls, seen) == ([1], {"": []})
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -1,5 +1,6 @@
 """The Writer: it learns a text, goes on with it, and shows what it looked at."""
 
+import copy
 import json
 import math
 import signal
@@ -10,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import regard
 from regard import saving
@@ -144,6 +146,15 @@ def test_a_saved_writer_writes_the_same(writer, piecewise, tmp_path):
     (tmp_path / "model" / "tokenizer-2.json").unlink()
     with pytest.raises(ValueError, match=r"tokenizer-2.json cannot be read"):
         regard.load(tmp_path / "model")
+
+
+def test_a_writer_in_bfloat16_is_saved_as_it_is(writer, tmp_path):
+    small = copy.deepcopy(writer)
+    small.model_.bfloat16()
+    small.save(tmp_path / "model")
+    found, kept = regard.load(tmp_path / "model").model_.state_dict(), small.model_.state_dict()
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    assert_close(dict(found), dict(kept), rtol=0, atol=0)
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):

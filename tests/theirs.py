@@ -33,6 +33,13 @@ LLAMA = {
     "num_hidden_layers": 3,
     "intermediate_size": 53,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 0.3,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 17,
+}
 NONE = {"bos_token_id": None, "eos_token_id": None}
 
 

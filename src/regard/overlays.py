@@ -1,7 +1,8 @@
 """Where on an image attention looks: a picture a word, bright where the weight is.
 
 As in Xu et al. 2015, figure 2: the image, then for each word of its caption the same image with the word over it. What
-is not looked at is dark and grey, so that brightness alone carries the weight: every kind of eye sees the same.
+is not looked at is dark and grey, and a line goes around what has half the largest weight or more: dark parts of a
+photo stay dark in any light. Brightness and a line carry the weight, not hue, so every kind of eye sees the same.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.plots import INK, ORANGE
+from regard.plots import INK, ORANGE, SKY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 Array = Any
 ACROSS, PANEL = 7, 1.75
 """Pictures in a row at most, and how wide each is, in inches."""
-DARK = 0.22
-"""How bright it stays where there is no weight."""
+DARK, HALF = 0.3, 0.5
+"""How bright it stays where there is no weight, and where the line is drawn, as shares of the brightest."""
 SOFT = 0.55
 """How far a cell shines, in cells: the standard deviation of a Gaussian."""
 GREYS = np.array([0.299, 0.587, 0.114])
@@ -38,7 +39,7 @@ def image_strip(
     words     what stands over each picture
     weights   [words, rows, columns]; the largest of each word is fully bright
     axes      to draw on, one more than words; else a figure of their own, with several rows where there are many
-    marks     [words, 2] a row and column for each word, ringed: the cell that looks, where cells do
+    marks     [words, 2] a row and column for each word, crossed: the cell that looks, where cells do
     """
     image, weights = pixels(image), np.asarray(weights, dtype=float)
     if weights.ndim != 3 or len(weights) != len(words) or not weights.size:
@@ -52,21 +53,21 @@ def image_strip(
         raise ValueError(f"axes must be {len(words) + 1}, for the image and each word, got {len(axes)}")
     show(axes[0], image, "")
     for place, (word, weight) in enumerate(zip(words, weights, strict=True)):
-        show(axes[place + 1], lit(image, weight), word)
+        light = smooth(weight, image.shape[0], image.shape[1])
+        light = light / (light.max() or 1.0)
+        show(axes[place + 1], lit(image, light), word)
+        if light.min() < HALF < light.max():
+            axes[place + 1].contour(light, levels=[HALF], colors=[ORANGE], linewidths=1.2)
         if marks is not None:
             row, column = (np.asarray(marks[place]) + 0.5) / weight.shape * image.shape[:2] - 0.5
-            axes[place + 1].plot(
-                column, row, "o", color=ORANGE, markersize=9, markerfacecolor="none", markeredgewidth=2
-            )
+            axes[place + 1].plot(column, row, "X", color=SKY, markersize=10, markeredgecolor="white")
     return axes
 
 
-def lit(image: Array, weight: Array) -> Array:
-    """An image that is bright, and has its colours, where the weight [rows, columns] is."""
-    light = smooth(weight, image.shape[0], image.shape[1])
-    light = (light / (light.max() or 1.0))[..., None]
+def lit(image: Array, light: Array) -> Array:
+    """An image that is bright, and has its colours, where the light [height, width] is 1."""
     grey = DARK * (image @ GREYS)[..., None]
-    return grey + light * (image - grey)
+    return grey + light[..., None] * (image - grey)
 
 
 def smooth(weight: Array, height: int, width: int) -> Array:
@@ -98,11 +99,12 @@ def pixels(image: Array) -> Array:
 def panels(count: int) -> "list[Axes]":
     """So many axes on a figure of their own, in rows of about one length."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     rows = math.ceil(count / ACROSS)
     across = math.ceil(count / rows)
-    figure = Figure(figsize=(PANEL * across, (PANEL + 0.3) * rows), layout="constrained", dpi=120)
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03, wspace=0, hspace=0)
+    close = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.03, wspace=0, hspace=0)
+    figure = Figure(figsize=(PANEL * across, (PANEL + 0.3) * rows), layout=close, dpi=120)
     every = list(figure.subplots(rows, across, squeeze=False).flat)
     for spare in every[count:]:
         spare.remove()

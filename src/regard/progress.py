@@ -1,4 +1,7 @@
-"""A progress bar on stderr for a reader who has waited a second. All long work shows the same one."""
+"""A progress bar on stderr for a reader who has waited a second. All long work shows the same one.
+
+Work within other work has its line below that of the other: a second display would write over the first.
+"""
 
 import time
 from types import TracebackType
@@ -10,6 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 PATIENCE_OF_READER = 1.0
 """Seconds that work may take before it shows a bar."""
 
+OPEN: list[Progress] = []
+"""The displays of work that is under way, the innermost last."""
+
 
 class ProgressBar:
     """A bar with some numbers beside it.
@@ -18,27 +24,24 @@ class ProgressBar:
     """
 
     def __init__(self, describe: str, total: float, *, shown: bool = True) -> None:
-        console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (shown and console.is_terminal),
-        )
-        self.task = self.bar.add_task(describe, total=total, numbers="")
+        self.inner = shown and bool(OPEN)
+        self.bar = OPEN[-1] if self.inner else display(shown)
+        self.task = self.bar.add_task(describe, total=total, numbers="", visible=not self.inner)
         self.due = time.monotonic() + PATIENCE_OF_READER
         self.numbers: dict[str, float] = {}
 
     def __enter__(self) -> Self:
+        OPEN.append(self.bar)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        OPEN.pop()
+        if self.inner:
+            self.bar.remove_task(self.task)
+        else:
+            self.bar.stop()
 
     def note(self, done: float | None = None, **numbers: float) -> None:
         """What is new: how much is done, and numbers to show by name."""
@@ -47,5 +50,20 @@ class ProgressBar:
         self.numbers |= numbers
         shown = "  ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
         self.bar.update(self.task, completed=done, numbers=shown)
-        if not self.bar.live.is_started and time.monotonic() > self.due:
+        if time.monotonic() > self.due:
+            self.bar.update(self.task, visible=True)
             self.bar.start()
+
+
+def display(shown: bool) -> Progress:
+    """An empty display, for a reader who sits at a terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    )

@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors_torch
 from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
 FORMAT = 1
 CONFIG, ARRAYS, OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
+NUMPYS = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}
+"""The types of arrays that NumPy has, as a file names them."""
 TEXT = re.compile(r"[a-z_]+(-2)?\.json")
 
 
@@ -98,10 +103,14 @@ def write_files(
 
 
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Arrays to a file that is complete as soon as it has its name."""
+    """Arrays to a file that is complete as soon as it has its name; tensors among them keep their type."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, made)
+        if any(isinstance(array, Tensor) for array in arrays.values()):
+            copied = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
+            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copied.items()}, made)
+        else:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, made)
         made.chmod(0o666 & ~umask())
         os.replace(made, path)
     finally:
@@ -116,6 +125,23 @@ def write_text(path: Path, text: str) -> None:
         os.replace(made, path)
     finally:
         made.unlink(missing_ok=True)
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of a file; those of a type that NumPy does not have, such as bfloat16, are tensors."""
+    with safe_open(path, framework="pt") as file:
+        if {file.get_slice(name).get_dtype() for name in file.keys()} <= NUMPYS:  # noqa: SIM118
+            return load_file(path)
+    return {name: array_of(tensor) for name, tensor in safetensors_torch.load_file(path).items()}
+
+
+def array_of(tensor: Tensor) -> Any:
+    """A tensor as an array; as it is, on the CPU, where NumPy does not have its type."""
+    tensor = tensor.detach().cpu()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor
 
 
 def jsonable(value: Any) -> Any:
@@ -153,7 +179,7 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if name not in (ARRAYS, OTHER_ARRAYS):
         raise ValueError(f"{folder / CONFIG} names {name!r} for its arrays; it must be {ARRAYS} or {OTHER_ARRAYS}")
     try:
-        arrays = load_file(folder / name)
+        arrays = read_arrays(folder / name)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / name} cannot be read: {error}") from None
     named = config.pop("texts", {})

@@ -12,22 +12,22 @@
     regard translate model/ < in.txt > out.txt
     regard fit captions.tsv --images photos/ --kind captioner --out model/     images, to say what is in them
     regard caption model/ photo.jpg --plot looked.png
+    regard tour                                                                every system on a small case
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
-in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours.
+in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours. Ctrl-C is exit
+code 130, and a line that says what is left.
 """
 
 import sys
 import warnings
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
-
 from regard import saving
 from regard.cli import bags, captioner, rows, translator, writer
-from regard.cli.settings import leads
+from regard.cli.fitting import fit
+from regard.cli.talk import say
 from regard.data import tables
 from regard.data.pairs import lines_of
 from regard.data.text import decoded
@@ -36,6 +36,10 @@ try:
     import typer
 except ImportError:
     raise SystemExit(f"the command line needs typer: {tables.INSTALL}") from None
+
+
+STOPPED = 130
+"""What a shell says of a program that was ended by Ctrl-C."""
 
 
 class PlainGroup(typer.core.TyperGroup):
@@ -52,6 +56,9 @@ class PlainGroup(typer.core.TyperGroup):
             except (ValueError, OSError, ImportError, FloatingPointError) as error:
                 say(f"error: {error}")
                 raise typer.Exit(1) from None
+            except KeyboardInterrupt as stop:
+                say(f"stopped: {stop}" if str(stop) else "stopped")
+                raise typer.Exit(STOPPED) from None
 
 
 app = typer.Typer(
@@ -65,23 +72,6 @@ app = typer.Typer(
 )
 
 
-class Kind(StrEnum):
-    """What is learned: to predict a number or one of some classes, to write, to translate, or to caption."""
-
-    auto = "auto"
-    regression = "regression"
-    classification = "classification"
-    writer = "writer"
-    translator = "translator"
-    captioner = "captioner"
-
-
-FORMS: dict[Kind, Any] = {Kind.writer: writer, Kind.translator: translator, Kind.captioner: captioner}
-"""What is not a table with a target."""
-
-ALWAYS = ("table", "out", "kind", "seed", "quiet")
-"""Options of `fit` that always mean something; what else does, each kind of data says itself."""
-
 Table = Annotated[
     Path,
     typer.Argument(
@@ -93,107 +83,7 @@ Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit
 Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
 
 
-@app.command()
-def fit(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="The model folder to write; a model that is there is replaced.")],
-    table: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A table with a header (.csv, .csv.gz, .tsv, .parquet); a text; source TAB target; image TAB caption."
-        ),
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The column to predict. Translator: the file of translations, line by line.")
-    ] = None,
-    kernel: Annotated[
-        str, typer.Option(help="gaussian, laplace, epanechnikov, boxcar, tricube, or constant.")
-    ] = "gaussian",
-    bandwidth: Annotated[
-        str,
-        typer.Option(help="A number, numbers for each column (0.5,1,2), scott, silverman, cv, aicc, or learn."),
-    ] = "scott",
-    metric: Annotated[
-        str, typer.Option(help="What is searched or learned: scalar, diagonal (a number a column), full (a matrix).")
-    ] = "scalar",
-    order: Annotated[int, typer.Option(help="0: local averages. 1: local lines. Regression only.")] = 0,
-    scale: Annotated[str, typer.Option(help="Units of the numeric columns: none, standard, or rank.")] = "none",
-    categorical: Annotated[
-        str, typer.Option(help="Columns of numbers that are categories: a,b. Text is categorical anyway.")
-    ] = "",
-    ordered: Annotated[
-        str, typer.Option(help="Columns whose categories have an order: grade, or size=S:M:L to give it.")
-    ] = "",
-    kind: Annotated[
-        Kind,
-        typer.Option(
-            help="auto: classification if the target is not a number. writer: learn to go on with a text. translator:"
-            " learn from sentences and their translations. captioner: learn to say what is in an image."
-        ),
-    ] = Kind.auto,
-    weight: Annotated[str | None, typer.Option(help="A column that says how much each row counts.")] = None,
-    impute: Annotated[
-        bool,
-        typer.Option("--impute", help="Fill missing cells in, here and in predict, with medians and commonest values."),
-    ] = False,
-    bag: Annotated[
-        str | None, typer.Option(help="The column that says which bag a row is in: one prediction a bag of rows.")
-    ] = None,
-    attention: Annotated[
-        str, typer.Option(help="Bags: softmax, gated, mean, max, or linear (regression).")
-    ] = "softmax",
-    hidden_size: Annotated[
-        int | None, typer.Option(help="Bags: an embedding of this size, such as 64; none if it is not given.")
-    ] = None,
-    heads: Annotated[int, typer.Option(help="Bags: attentions side by side.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Bags: passes over the table.")] = 100,
-    batch_size: Annotated[int | None, typer.Option(help="Bags: how many a step; all if it is not given.")] = None,
-    early_stopping: Annotated[
-        bool, typer.Option("--early-stopping", help="Bags: hold out a tenth, and keep the epoch that is best on it.")
-    ] = False,
-    balanced: Annotated[bool, typer.Option("--balanced", help="Bags: every class counts the same.")] = False,
-    set: Annotated[  # noqa: A002
-        list[str] | None,
-        typer.Option(help="Writer, translator, captioner: a setting, NAME=VALUE, such as size=256; several times."),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Writer, translator, captioner: go on with a run that was stopped, kept beside the model folder.",
-        ),
-    ] = False,
-    board: Annotated[Path | None, typer.Option(help="Writer, translator, captioner: a folder for TensorBoard.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Captioner: the folder that the images are in.")] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="Translator: the file of sentences, whose translations are --target.")
-    ] = None,
-    validation: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(help="Translator: two files, sources and targets, that the best epoch is chosen by."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")] = False,
-) -> None:
-    """Learn from a table or a text, and write a model folder.
-
-    With --bag, rows are instances, and a prediction is of a bag.
-    """
-    saving.check_place(out)
-    form = FORMS.get(kind, rows if bag is None else bags)
-    refuse(ctx, form)
-    if table is None and form is not translator:
-        raise ValueError(f"{form.WHAT} to learn from are missing: regard fit FILE --out MODEL")
-    if target is None and kind not in FORMS:
-        raise ValueError("--target says the column to predict, and is missing")
-    model, more, said = form.learn(table, ctx.params)
-    if not leads():
-        return
-    config, *rest = model.state()
-    saving.write(out, {**config, **more}, *rest)
-    form.written(out)
-    for line in [*said[:-1], f"{said[-1]} → {out}"]:
-        say(line, quiet)
+app.command()(fit)
 
 
 @app.command()
@@ -233,6 +123,10 @@ def translate(
     model, _, form = opened(folder)
     if form is not translator:
         raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Translator translates")
+    if alignments is not None:
+        translator.check_alignments(model, alignments)
+    if sys.stdin is None:
+        raise ValueError("sentences come on stdin, a line each, and it is closed: regard translate MODEL < in.txt")
     lines = lines_of(decoded(sys.stdin.buffer.read(), "stdin"))
     done = []
     for line in translator.translations(model, lines, beam, penalty):
@@ -329,22 +223,18 @@ def info(folder: Folder) -> None:
         typer.echo(f"{name:<{wide}}  {value}")
 
 
-def refuse(ctx: typer.Context, form: Any) -> None:
-    """Options that were given, and that mean nothing for this kind of data, or beside another option, are a mistake."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    idle: dict[tuple[str, str], tuple[str, ...]] = getattr(form, "IDLE", {})
-    for name in given:
-        if name not in (*ALWAYS, *form.OPTIONS):
-            raise ValueError(f"{typed(name)} means nothing for {form.WHAT}")
-        for (other, value), without in idle.items():
-            if name in without and ctx.params[other] == value:
-                raise ValueError(f"{typed(name)} means nothing with {typed(other)} {value}")
+@app.command()
+def tour(
+    out: Annotated[Path, typer.Option(help="The folder for the page, its pictures and the models.")] = Path("tour"),
+    only: Annotated[str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,layer,transformer.")] = "",
+    seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Less data and fewer steps: under a minute.")] = False,
+) -> None:
+    """See every system work on a small case: a table, and a page with what each looked at."""
+    from regard.cli.tour import run
 
-
-def typed(name: str) -> str:
-    """An option as it is typed."""
-    return f"--{name.replace('_', '-')}"
+    if not run(out, only, seed, quick):
+        raise typer.Exit(1)
 
 
 def opened(folder: Path) -> tuple[Any, Any, Any]:
@@ -363,12 +253,6 @@ def draw(axes: Any, path: Path, name: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path)
     say(f"picture of {name} → {path}")
-
-
-def say(message: str, quiet: bool = False) -> None:
-    """A line on stderr."""
-    if not quiet:
-        Console(stderr=True).print(" ".join(message.split()), soft_wrap=True, markup=False, highlight=False)
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
+from regard.cli.runs import kept_run, run_of
 from regard.cli.settings import settings_in
-from regard.cli.writer import run_of
 from regard.data.images import SUFFIXES, read_captions, read_image
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
         settings.setdefault("cache", run_of(given["out"]).with_suffix(".features"))
     found = read_captions(path, given["images"])
     captioner = Captioner(**settings)
-    captioner.fit(
-        found.images, found.captions, checkpoint=run_of(given["out"]), resume=given["resume"], board=given["board"]
-    )
+    with kept_run(given["out"]) as run:
+        captioner.fit(found.images, found.captions, checkpoint=run, resume=given["resume"], board=given["board"])
     bleu = -captioner.history_.validation[captioner.history_.best_epoch]
     words = captioner.tokenizer_.get_vocab_size()
     said = [f"left out: {found.left_out}"] if str(found.left_out) else []

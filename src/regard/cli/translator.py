@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.cli.pictures import drawn
+from regard.cli.runs import kept_run, written
 from regard.cli.settings import settings_in
-from regard.cli.writer import run_of, written
 from regard.data.pairs import read_lines, read_pairs
 from regard.saving import write_text
 
@@ -28,17 +28,17 @@ def learn(path: Path | None, given: dict[str, Any]) -> tuple[Any, dict[str, Any]
     translator = Translator(**settings_in(Translator, given))
     sources, targets = pairs_in(path, given["source"], given["target"])
     validation = given["validation"] and pairs_in(None, *given["validation"])
-    translator.fit(
-        sources,
-        targets,
-        validation=validation or None,
-        checkpoint=run_of(given["out"]),
-        resume=given["resume"],
-        board=given["board"],
-    )
-    bleu = -min(translator.history_.validation)
+    with kept_run(given["out"]) as run:
+        translator.fit(
+            sources,
+            targets,
+            validation=validation or None,
+            checkpoint=run,
+            resume=given["resume"],
+            board=given["board"],
+        )
     where = path or f"{given['source']} and {given['target']}"
-    told = f"Translator ({translator.model}) on {len(sources)} pairs of {where}, held-out BLEU {bleu:.1f}"
+    told = f"Translator ({translator.model}) on {len(sources)} pairs of {where}, held-out BLEU {bleu_of(translator)}"
     return translator, {}, [told]
 
 
@@ -73,6 +73,10 @@ def asked(model: Any, schema: None, path: Path) -> list[str]:
     return read_lines(path)
 
 
+NOTHING: Any = None
+"""What the translation of an empty line looked at."""
+
+
 class Alignments(NamedTuple):
     """What the translations of some sentences looked at, at most so many source tokens at each target token."""
 
@@ -83,19 +87,22 @@ class Alignments(NamedTuple):
         """A row for each sentence, target token and source token; sentences count from 1."""
         import pandas as pd
 
-        frames = [found.to_frame(self.top) for found in self.each]
-        for number, frame in enumerate(frames, 1):
+        frames = {number: found.to_frame(self.top) for number, found in enumerate(self.each, 1) if found is not NOTHING}
+        for number, frame in frames.items():
             frame.insert(0, "sentence", number)
-        return pd.concat(frames, ignore_index=True)
+        return pd.concat(frames.values(), ignore_index=True)
 
 
 def evidence(model: Any, sentences: list[str], top: int) -> Alignments:
-    """What the translation of each sentence looked at."""
-    return Alignments([model.evidence(sentence) for sentence in sentences], top)
+    """What the translation of each sentence looked at; of an empty one there is nothing."""
+    model.asked(sentences)
+    return Alignments([model.evidence(sentence) if sentence.strip() else NOTHING for sentence in sentences], top)
 
 
 def picture(found: Alignments, place: int) -> Any:
     """The heat map of one sentence."""
+    if found.each[place] is NOTHING:
+        raise ValueError(f"line {place + 1} is empty: there is nothing to draw")
     return drawn(found.each[place].plot)
 
 
@@ -110,16 +117,25 @@ def predictions(model: Any, *_: Any) -> "DataFrame":
 
 
 def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Iterator[str]:
-    """Translations in the order of the lines, as they come."""
+    """Translations in the order of the lines, as they come; what cannot be translated is refused before the first."""
+    model.asked(lines)
     for start in range(0, len(lines), AT_ONCE):
         yield from model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty)
+
+
+def check_alignments(model: Any, path: Path) -> None:
+    """Better known before the work than after it: whether there will be alignments, and a place for them."""
+    if model.model == "rnn":
+        raise ValueError("a model without attention looks at nothing: --alignments needs bahdanau, luong or another")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; --alignments names a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def write_alignments(model: Any, lines: list[str], translated: list[str], path: Path) -> None:
     """What each translation looked at, a line of JSON for each line."""
     pairs = zip(lines, translated, strict=True)
     found = (model.evidence(line, translation).to_json() if line.strip() else {} for line, translation in pairs)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))
 
 
@@ -133,4 +149,9 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
     told |= {"parameters": f"{count:,}", "size": settings["size"], "longest": f"{settings['longest']} tokens"}
     left = {name: len(places) for name, places in model.left_out_.items() if places}
     told |= {"left out": ", ".join(f"{number} {name}" for name, number in left.items()) or "no pair"}
-    return told | {"held-out BLEU": f"{-min(model.history_.validation):.1f}"}
+    return told | {"held-out BLEU": bleu_of(model)}
+
+
+def bleu_of(model: Any) -> str:
+    """The BLEU by which the model's state was chosen."""
+    return "not known" if model.history_.best is None else f"{-model.history_.best:.1f}"

@@ -1,16 +1,17 @@
 """What the command line does with a text: a `Writer` that learns from it, goes on with it, and looks back at it."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
+from regard.cli.runs import kept_run, written
 from regard.cli.settings import settings_in
 from regard.data.text import read_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+__all__ = ["written"]
 WHAT = "a text"
 OPTIONS = ("set", "resume", "board")
 
@@ -23,20 +24,11 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     from regard.estimators import Writer
 
     writer = Writer(**settings_in(Writer, given))
-    writer.fit(Path(path), checkpoint=run_of(given["out"]), resume=given["resume"], board=given["board"])
+    with kept_run(given["out"]) as run:
+        writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
     loss = writer.history_.validation[writer.history_.best_epoch]
     tokens = writer.tokenizer_.get_vocab_size()
     return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
-
-
-def run_of(out: Path) -> Path:
-    """Where the run is kept while it lasts."""
-    return out.with_name(f"{out.name}.run")
-
-
-def written(out: Path) -> None:
-    """The model is in its folder: the run is no longer needed."""
-    shutil.rmtree(run_of(out), ignore_errors=True)
 
 
 def takes(model: Any) -> bool:

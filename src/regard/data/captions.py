@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+Array = Any
+
+
 class CaptionBatch(NamedTuple):
     """Some captions as a decoder takes them."""
 
@@ -37,7 +40,7 @@ class CaptionBatches:
     ) -> None:
         self.images, self.captions = np.asarray(images), captions
         random = np.random.default_rng(seed)
-        order = np.lexsort((random.random(len(captions)), [len(caption) for caption in captions]))
+        order = np.lexsort((random.random(len(captions)), np.array([len(caption) for caption in captions])))
         self.groups = [order[start : start + size] for start in range(0, len(order), size)]
         random.shuffle(self.groups)
 
@@ -49,7 +52,7 @@ class CaptionBatches:
             yield caption_batch(self.images[group], [self.captions[place] for place in group])
 
 
-def caption_batch(images: Sequence[int], captions: Sequence[Sequence[int]]) -> CaptionBatch:
+def caption_batch(images: Sequence[int] | Array, captions: Sequence[Sequence[int]]) -> CaptionBatch:
     """Captions of tokens as a batch.
 
     >>> caption_batch([4, 7], [[8], [9, 9]]).words.tolist()

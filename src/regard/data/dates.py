@@ -34,6 +34,9 @@ def dates(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
     >>> for written, iso in zip(*dates(3, seed=1)):
     ...     print(f"{written} → {iso}")
+    15 Feb 2071 → 2071-02-15
+    24th of July 2026 → 2026-07-24
+    6 January 1942 → 1942-01-06
     """
     return drawn(count, seed, held_out=False)
 

@@ -6,7 +6,7 @@
 A batch has so many tokens, not so many rows, and sentences of about one length: little of it is padding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +50,10 @@ def lines_of(text: str) -> list[str]:
 def read_pairs(path: str | Path) -> tuple[list[str], list[str]]:
     """Sources and targets of a file with a tab between them; what comes behind a second tab is left alone."""
     sources, targets = [], []
-    for number, line in enumerate(read_lines(path), 1):
+    lines = read_lines(path)
+    while not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
         cells = line.split("\t")
         if len(cells) < 2:
             raise ValueError(
@@ -62,18 +65,36 @@ def read_pairs(path: str | Path) -> tuple[list[str], list[str]]:
     return sources, targets
 
 
-def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
+class Pairs(NamedTuple):
+    """Sources and their targets."""
+
+    sources: list[str]
+    targets: list[str]
+
+
+def as_sentences(lines: Iterable[str], name: str = "sentences") -> list[str]:
+    """Texts in their order, from a list, an array, a column of a table, or whatever gives them one by one."""
+    if isinstance(lines, str):
+        raise TypeError(f"{name} must be a list of texts, got one text: put it in a list")
+    listed = list(lines)
+    for place, line in enumerate(listed):
+        if not isinstance(line, str):
+            raise TypeError(f"{name} must be texts, got {type(line).__name__} in place {place}")
+        if not line.isascii() and any("\ud800" <= mark <= "\udfff" for mark in line):
+            raise ValueError(f"{name} must be texts that UTF-8 can hold, got half a surrogate pair in place {place}")
+    return listed
+
+
+def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> Pairs:
     """Each source has its target, and both are sentences."""
-    for name, lines in (("sources", sources), ("targets", targets)):
-        if isinstance(lines, str):
-            raise TypeError(f"{name} must be a list of sentences, got one text: put it in a list")
-        wrong = next((place for place, line in enumerate(lines) if not isinstance(line, str)), None)
-        if wrong is not None:
-            raise TypeError(f"{name} must be texts, got {type(lines[wrong]).__name__} in place {wrong}")
-    if len(sources) != len(targets):
-        raise ValueError(f"each source needs its target, got {len(sources)} sources and {len(targets)} targets")
-    if not len(sources):
+    pairs = Pairs(as_sentences(sources, "sources"), as_sentences(targets, "targets"))
+    if len(pairs.sources) != len(pairs.targets):
+        raise ValueError(
+            f"each source needs its target, got {len(pairs.sources)} sources and {len(pairs.targets)} targets"
+        )
+    if not pairs.sources:
         raise ValueError("there must be at least one pair of sentences, got none")
+    return pairs
 
 
 def coded(tokenizer: "Tokenizer", lines: Sequence[str]) -> list[list[int]]:
@@ -136,4 +157,4 @@ def grouped(lengths: Any, tokens: int) -> list[slice]:
         if place > start and longest * (place + 1 - start) > tokens:
             groups.append(slice(start, place))
             start, longest = place, int(length)
-    return [*groups, slice(start, len(lengths))]
+    return [*groups, slice(start, len(lengths))] if len(lengths) else []

@@ -89,12 +89,7 @@ def sample(
     [[1, 0, 1], [1, 0, 1]]
     """
     check_start(start, end)
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
-    if top_k is not None:
-        whole("top_k", top_k)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    check_sampling(temperature, top_k, top_p)
 
     def choose(log_probs: Tensor) -> Tensor:
         if temperature != 1:  # the largest becomes 0, which no small temperature makes infinite
@@ -110,6 +105,16 @@ def sample(
 
     written = write(step, state, start, likeliest if temperature == 0 else choose, end, limits(length, start))
     return (spread(row, token, len(start)) for row, token, _ in written)
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Settings that make no sense are refused before the first step."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
+    if top_k is not None:
+        whole("top_k", top_k)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 
 
 @torch.no_grad()

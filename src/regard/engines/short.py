@@ -28,7 +28,7 @@ LONGEST = 2**14
 def fits(fold: Fold) -> bool:
     """Whether heads are so small, and so many, that they are better taken together."""
     heads, size = math.prod(fold.shape[:-2]), fold.shape[-2] * fold.shape[-1]
-    return isinstance(fold.pairing, Products) and size <= LONGEST and heads > torch.get_num_threads()
+    return isinstance(fold.pairing, Products) and 0 < size <= LONGEST and heads > torch.get_num_threads()
 
 
 class Together(torch.autograd.Function):

@@ -59,8 +59,20 @@ def load(folder: str | Path) -> Any:
     return restored(folder, *read(folder))
 
 
+def steps_of(config: dict[str, Any]) -> Any:
+    """How many steps a run has done."""
+    run = config["checkpoint"]
+    return run.get("steps", "some") if isinstance(run, dict) else "some"
+
+
 def restored(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
     """The model that was read from a folder."""
+    if "checkpoint" in config:
+        raise ValueError(
+            f"{folder} holds no model, but a run, as it stood after {steps_of(config)} steps: go on with it by regard"
+            " fit … --resume, with the text, settings and --out that it was begun with, or in Python by"
+            " fit(…, checkpoint=…, resume=True)"
+        )
     if not isinstance(config.get("estimator"), str) or config["estimator"] not in SAVED:
         raise ValueError(f"{folder} holds a model of unknown kind, {config.get('estimator')!r}")
     try:

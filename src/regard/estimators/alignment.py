@@ -18,12 +18,8 @@ class Alignment:
 
     source: list[str]
     target: list[str]
-    weight: Array  # [target, source], each row adds up to 1
-
-    @property
-    def translation(self) -> str:
-        """The target tokens as a sentence."""
-        return "".join(self.target[:-1]).strip()
+    weight: Array  # [target, source]; each row adds up to 1, or to less where a window fades towards its ends
+    translation: str
 
     def to_frame(self, top: int | None = None) -> "DataFrame":
         """A row for each target token and source token: their places and themselves, rank and weight.

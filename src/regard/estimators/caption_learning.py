@@ -106,7 +106,7 @@ def learn_from(
 
     def validate() -> float:
         first = len(found.images)
-        some = torch.arange(first, first + len(found.held_images)).split(256)
+        some = torch.split(torch.arange(first, first + len(found.held_images)), 256)
         said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
         scores = caption_scores(said, found.held_captions)
         return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4

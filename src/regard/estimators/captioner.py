@@ -169,7 +169,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             kept = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=found.lines)
             self.history_ = learn(self, found, seen, decoder, seed, kept, board)
         self.tokenizer_, self.left_out_ = found.tokenizer, found.left_out
-        self.sight_, self.decoder_ = (part.eval().requires_grad_(False) for part in (seen, decoder))
+        self.sight_, self.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return self
 
     def caption(self, images: Sequence[Any], beam: int = 5, penalty: float = 0.6) -> list[str]:
@@ -272,7 +272,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             found = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
             if found or name == "decoder":
                 module.load_state_dict({key: torch.from_numpy(array) for key, array in found.items()})
-        captioner.sight_, captioner.decoder_ = (part.eval().requires_grad_(False) for part in (seen, decoder))
+        captioner.sight_, captioner.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return captioner
 
     def make_decoder(self, vocabulary: int, seen: Sight) -> CaptionDecoder:

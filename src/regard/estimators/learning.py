@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from hashlib import sha256
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def check_from_zero(estimator: Any, /, **below: float) -> None:
             raise ValueError(f"{name} must be a number of at least 0{limit}, got {value!r}")
 
 
-def check_choice(estimator: Any, /, **choices: tuple[str | None, ...]) -> None:
-    """These settings are one of some words."""
+def check_choice(estimator: Any, /, **choices: tuple[Any, ...]) -> None:
+    """These settings are one of some words, or of true and false."""
     for name, known in choices.items():
         if getattr(estimator, name) not in known:
             *words, last = map(str, known)
@@ -48,7 +49,7 @@ def check_choice(estimator: Any, /, **choices: tuple[str | None, ...]) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether something is a number, and not true or false."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> torch.optim.AdamW:

@@ -23,19 +23,16 @@ Gaussian, and has its own width searched: what a kernel's form changes is the wi
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from regard.attend import attend
-from regard.estimators.local import local_linear
+from regard.estimators.small_steps import one_thread, subnormals_as_zero
+from regard.estimators.trials import Sample, Split, Trial, held_out, standardised
 from regard.kernels import Mixed
-from regard.masks import Mask, both
 from regard.scores import Gaussian, InnerProduct, Score, is_inner_product
 from regard.training import History, copied_state, train
 
@@ -46,8 +43,6 @@ KEYS = 4096
 """Keys drawn for a step, of those rows that are not predicted in it."""
 PAIRS = 2**22
 """Pairs of query and key in one step against all keys."""
-ENOUGH = 64
-"""Rows from which on some are held out; of fewer, each is predicted from the others."""
 STRETCH_STEPS, MIXING_STEPS, LINEAR_STEPS, LAST_STEPS = 200, 400, 150, 100
 """Steps of each stage: of a stretch a feature, of the matrix, of a linear fit, and against all keys."""
 EPOCHS = 10
@@ -160,61 +155,6 @@ class Rounded:
         return (query * scale) @ key.mT
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The rows, in the precision that learning needs."""
-
-    points: Tensor  # [n, d] float32, about their centre
-    y: Tensor  # [n, c] float32, of mean 0 and variance 1
-    weight: Tensor  # [n] float32, of mean 1
-
-
-class Split(NamedTuple):
-    """Which rows are learned from, and which are held out: none, where there are few."""
-
-    seen: Tensor
-    held: Tensor
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Rows that are predicted from other rows. A row that is among the keys too does not see itself."""
-
-    sample: Sample
-    rows: Tensor  # [q]
-    keys: Tensor  # [k]
-    score: Score
-    order: int
-    overlap: bool  # whether rows and keys have some in common
-
-    def prediction(self, model: nn.Module) -> Tensor:
-        """What the keys say of the rows, `[q, c]`."""
-        query, key = model(self.sample.points[self.rows]), model(self.sample.points[self.keys])
-        value, mask = self.sample.y[self.keys], self.mask()
-        if self.order == 0:
-            return attend(query, key, value, score=self.score, mask=mask)
-        codes = len(self.score.jump) if isinstance(self.score, Mixed) else 0
-        # torch's fused kernel would make the query as long as the many values of a linear fit.
-        return local_linear(query, key, value, score=self.score, mask=mask, engine="stream", codes=codes)
-
-    def loss(self, model: nn.Module) -> Tensor:
-        """The weighted mean squared error of what the model predicts."""
-        weight = self.sample.weight[self.rows]
-        error = (self.prediction(model) - self.sample.y[self.rows]).square().mean(dim=-1)
-        return (error * weight).sum() / weight.sum()
-
-    def mask(self) -> Mask | None:
-        """The weights of the keys, and the row itself that is not to be seen."""
-        weight = self.sample.weight[self.keys]
-        bias = None if bool((weight == weight[0]).all()) else weight.log().unsqueeze(0)
-        if not self.overlap:
-            return bias
-        return self.another if bias is None else both(self.another, bias)
-
-    def another(self, query_index: Tensor, key_index: Tensor) -> Tensor:
-        return self.rows[query_index] != self.keys[key_index]
-
-
 class Stage(NamedTuple):
     """A descent: of which parameter, for which fit, against how many keys."""
 
@@ -318,53 +258,6 @@ def take_best_factor(model: Stretch, trial: Trial) -> float:
     best = min(found, key=found.__getitem__)
     model.widen(2.0**best)
     return found[best]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Steps of a few milliseconds, on one thread: the same bits on every machine.
-
-    More threads wait for one another at each operation. Where another process has a core, that was measured
-    to take 25 times as long.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def subnormals_as_zero() -> Iterator[None]:
-    """Takes weights below 1e-38 for 0. Most keys of a narrow kernel have one, and the CPU is 5 times as slow there.
-
-    It holds for the thread that asks for it.
-    """
-    before = float(torch.tensor(1e-39) * 1.0) == 0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
-
-
-def standardised(points: Tensor, y: Tensor, sample_weight: Tensor | None) -> Sample:
-    """The rows that count, centred before they are rounded."""
-    weight = points.new_ones(len(points)) if sample_weight is None else sample_weight.to(points)
-    points, y, weight = points[weight > 0], y[weight > 0], weight[weight > 0]
-    weight = weight / weight.mean()
-    mean = (weight.unsqueeze(-1) * y).mean(dim=0)
-    deviation = (weight.unsqueeze(-1) * (y - mean).square()).mean(dim=0).sqrt()
-    y = (y - mean) / torch.where(deviation > 0, deviation, 1.0)
-    return Sample(*(tensor.to(torch.float32) for tensor in (points - points.mean(dim=0), y, weight)))
-
-
-def held_out(rows: int, generator: torch.Generator) -> Split:
-    """A tenth of the rows is held out, or so many that their error says something."""
-    shuffled = torch.randperm(rows, generator=generator)
-    held = min(max(rows // 10, 128), rows // 4, 2048) if rows >= ENOUGH else 0
-    return Split(shuffled[held:], shuffled[:held])
 
 
 def check_settings(

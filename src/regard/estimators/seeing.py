@@ -31,7 +31,7 @@ class Sight(nn.Module):
     def __init__(self, encoder: nn.Module, image_size: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.image_size = int(image_size or getattr(encoder, "image_size", USUAL))
+        self.image_size = int(image_size or getattr(encoder, "image_size", USUAL) or USUAL)
         self.channels, rows, columns = check_grid(encoder, self.image_size)
         self.shape = rows, columns
 

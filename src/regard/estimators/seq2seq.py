@@ -42,6 +42,8 @@ def seq2seq(
     dropout: float,
 ) -> Seq2Seq:
     """The model of these settings for vocabularies of `source` and `target` tokens, with new weights."""
+    size, blocks, heads, layers = (int(number) for number in (size, blocks, heads, layers))  # NumPy's too
+    hidden, dropout = None if hidden is None else int(hidden), float(dropout)
     if model == "transformer":
         return transformer(
             source, target, blocks=blocks, heads=heads, size=size, hidden=hidden, dropout=dropout, shared=shared

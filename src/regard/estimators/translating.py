@@ -1,5 +1,6 @@
 """Translating many sentences at once: sorted by length, searched in batches, given back in their order."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +21,13 @@ def searched(
     *,
     size: int,
     penalty: float,
-    longest: int,
+    limit: Callable[[Any], Any],
     done: Callable[[int], None] = lambda count: None,
 ) -> list[list[int]]:
     """The target tokens of each source; nothing for nothing.
 
     size      how many hypotheses; 1 is the greedy search
-    longest   the most tokens of a target; twice the source's and some more are enough
+    limit     from the sources' lengths to the most tokens of their targets, the end included
     done      is told how many sentences are through, as it goes
     """
     found: list[list[int]] = [[] for _ in sources]
@@ -37,16 +38,24 @@ def searched(
     finished = len(sources) - len(order)
     for group in grouped(lengths[order], AT_ONCE // size):
         places = order[group]
-        limit = torch.from_numpy(np.minimum(2 * lengths[places] + 20, longest + 1))
+        most = torch.from_numpy(limit(lengths[places]))
         source = padded([sources[place] for place in places])
-        state = model.begin(source, torch.from_numpy(lengths[places]), int(limit.max()))
+        state = model.begin(source, torch.from_numpy(lengths[places]), int(most.max()))
         start = torch.full((len(places),), START)
         if size == 1:
-            best = greedy(step, state, start, end=END, length=limit)
+            best = greedy(step, state, start, end=END, length=most)
         else:
-            best = [some[0] for some in beam(step, state, start, end=END, length=limit, size=size, penalty=penalty)]
+            best = [some[0] for some in beam(step, state, start, end=END, length=most, size=size, penalty=penalty)]
         for place, hypothesis in zip(places, best, strict=True):
             found[place] = hypothesis.tokens
         finished += len(places)
         done(finished)
     return found
+
+
+def check_search(beam: int, penalty: float) -> None:
+    """What a search is asked with."""
+    if isinstance(beam, bool) or not hasattr(beam, "__index__") or beam < 1:
+        raise ValueError(f"beam must be a whole number of at least 1, got {beam!r}")
+    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")

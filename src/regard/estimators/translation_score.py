@@ -36,6 +36,9 @@ def translation_score(
     tokenize   sacreBLEU's name for how words are told apart; "none" for texts that are tokenised already
     """
     metrics = sacrebleu().metrics
+    known = metrics.BLEU.TOKENIZERS
+    if tokenize not in known:
+        raise ValueError(f"tokenize must be one of {', '.join(map(str, known))}, got {tokenize!r}")
     bleu, chrf = metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True), metrics.CHRF(lowercase=lowercase)
     found = TranslationScore(bleu.corpus_score(list(written), [list(right)]).score)
     found.chrf = chrf.corpus_score(list(written), [list(right)]).score

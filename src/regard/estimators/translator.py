@@ -5,8 +5,7 @@ search `regard.decoding`. What is validated is what is asked for later: sentence
 """
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,17 +15,18 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from regard.data.pairs import PADDING, START, PairBatch, TokenBatches, check_pairs
+from regard.data.pairs import PADDING, START, PairBatch, Pairs, TokenBatches, as_pairs, as_sentences
 from regard.data.vocabularies import Vocabularies, vocabularies
 from regard.estimators.alignment import Alignment
 from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.pair_corpus import held_out, some, usable, warn_of_equals
 from regard.estimators.seq2seq import CHOICES, Seq2Seq, seq2seq
 from regard.estimators.settings import saved_settings, seed_of
-from regard.estimators.translating import searched
+from regard.estimators.translating import check_search, searched
 from regard.estimators.translation_score import TranslationScore, translation_score
 from regard.layers.likelihood import cross_entropy
 from regard.progress import ProgressBar
-from regard.saving import write
+from regard.saving import array_of, write
 from regard.training import History, Team, train, warm_cosine
 
 VALIDATED = 1000
@@ -61,7 +61,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     random_state     a seed: one seed, one result
     verbose          progress bars, where it takes longer than a second
 
-    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `left_out_`.
+    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `left_out_` (places of pairs, from 0).
 
     >>> from regard.data.dates import dates
     >>> asked, right = dates(300, seed=0)
@@ -74,6 +74,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     vocabularies_: Vocabularies
     history_: History
     left_out_: dict[str, list[int]]
+    longest_target_: int
 
     def __init__(
         self,
@@ -158,15 +159,19 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         """
         self.check_settings()
         seed = seed_of(self.random_state)
-        check_pairs(sources, targets)
-        warn_of_equals(sources, targets)
+        pairs, among = as_pairs(sources, targets), list(range(len(targets)))
+        warn_of_equals(pairs)
         if validation is None:
-            (sources, targets), validation = self.held_out(sources, targets, seed)
-        check_pairs(*validation)
+            among, others = held_out(pairs, self.validation_fraction, seed)
+            validated = some(pairs, others)
+        else:
+            given, right = validation
+            validated = as_pairs(given, right)
         known = vocabularies(
-            sources, targets, tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower
+            *some(pairs, among), tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower
         )
-        coded, left_out = self.usable(known, sources, targets)
+        coded, left_out = usable(known, pairs, self.longest, among)
+        longest_target = max(map(len, coded.targets))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.make_model(known)
@@ -179,7 +184,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
                 optimizer=optimizer,
                 schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
                 epochs=self.epochs,
-                validate=lambda: -float(self.bleu(model, known, *validation)),
+                validate=lambda: -float(self.bleu(model, known, validated, longest_target)),
                 patience=self.patience,
                 average=self.average,
                 clip=self.clip,
@@ -187,7 +192,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
                 count=tokens_of,
                 unit="tokens",
                 checkpoint=kept_run(
-                    self, checkpoint, resume, every=1 << 30, seed=seed, data=[*sources, *targets, *validation[0]]
+                    self, checkpoint, resume, every=1 << 30, seed=seed, data=map("\n".join, (*pairs, *validated))
                 ),
                 board=board,
                 team=Team.found(),
@@ -195,6 +200,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
                 progress=self.verbose,
             )
         self.vocabularies_, self.history_, self.left_out_ = known, history, left_out
+        self.longest_target_ = longest_target
         self.model_ = model.eval().requires_grad_(False)
         return self
 
@@ -205,9 +211,11 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         penalty   how much longer sentences are favoured, α of `regard.decoding.beam`
         """
         check_is_fitted(self)
-        sources = self.asked(sentences)
+        check_search(beam, penalty)
+        sources = self.asked(as_sentences(sentences))
         with ProgressBar("translating", len(sources), shown=self.verbose) as bar:
-            found = searched(self.model_, sources, size=beam, penalty=penalty, longest=self.longest, done=bar.note)
+            limit = self.limit(self.longest_target_)
+            found = searched(self.model_, sources, size=beam, penalty=penalty, limit=limit, done=bar.note)
         return self.vocabularies_.written(found)
 
     def score(
@@ -217,29 +225,36 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         *,
         beam: int = 5,
         tokenize: str = "13a",
-        lowercase: bool = False,
+        lowercase: bool | None = None,
     ) -> TranslationScore:
-        """BLEU of the translations, a number from 0 to 100 that also knows its signature, and chrF."""
-        check_pairs(sources, targets)
-        return translation_score(self.translate(sources, beam), targets, tokenize=tokenize, lowercase=lowercase)
+        """BLEU of the translations, a number from 0 to 100 that also knows its signature, and chrF.
+
+        tokenize    sacreBLEU's name for how words are told apart; "none" for texts that are tokenised already
+        lowercase   whether case counts for nothing; as the model reads and writes, where it is not given
+        """
+        asked, right = as_pairs(sources, targets)
+        lowercase = self.lower if lowercase is None else lowercase
+        translation_score(right[:1], right[:1], tokenize=tokenize)  # what it refuses is refused before the work
+        return translation_score(self.translate(asked, beam), right, tokenize=tokenize, lowercase=lowercase)
 
     def evidence(self, sentence: str, translation: str | None = None, *, beam: int = 5) -> Alignment:
         """What each token of a translation looked at: of the model's own, where none is given."""
         check_is_fitted(self)
         known = self.vocabularies_
-        [source] = self.asked([sentence])
+        check_search(beam, 1.0)
+        [source] = self.asked(as_sentences([sentence]))
         if not source:
             raise ValueError("an empty sentence has nothing to look at")
         if translation is None:
-            [target] = searched(self.model_, [source], size=beam, penalty=1.0, longest=self.longest)
+            [target] = searched(self.model_, [source], size=beam, penalty=1.0, limit=self.limit(self.longest_target_))
         else:
-            [target] = known.coded([translation], target=True)
+            [target] = known.coded(as_sentences([translation]), target=True)
         model: Any = self.model_
         with torch.inference_mode():
             read = torch.tensor([[START, *target]])
             weight = model.look(torch.tensor([source]), torch.tensor([len(source)]), read)
-        shown = [*known.shown(target, target=True), "⏹"]
-        return Alignment(known.shown(source), shown, weight[0].double().numpy())
+        shown = [*known.shown(target, target=True), "■"]
+        return Alignment(known.shown(source), shown, weight[0].double().numpy(), known.written([target])[0])
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
@@ -252,9 +267,11 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             "estimator": "Translator",
             "settings": saved_settings(self),
             "history": list(self.history_.validation),
+            "best": self.history_.best,
             "left_out": self.left_out_,
+            "longest_target": self.longest_target_,
         }
-        arrays = {name: tensor.numpy() for name, tensor in self.model_.state_dict().items()}
+        arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, self.vocabularies_.saved()
 
     @classmethod
@@ -264,9 +281,10 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         translator.vocabularies_ = Vocabularies.restored(config)
         translator.left_out_ = config["left_out"]
         history = tuple(config["history"])
-        translator.history_ = History((), history, int(np.argmin(history)))
+        translator.history_ = History((), history, int(np.argmin(history)), best=config["best"])
+        translator.longest_target_ = config["longest_target"]
         model = translator.make_model(translator.vocabularies_)
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
         translator.model_ = model.eval().requires_grad_(False)
         return translator
 
@@ -303,60 +321,29 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         weight, bias = model.reader
         return cross_entropy(rows[real], weight, said[real], bias, smoothing=self.smoothing)
 
-    def bleu(
-        self, model: Seq2Seq, known: Vocabularies, sources: Sequence[str], targets: Sequence[str]
-    ) -> TranslationScore:
-        """BLEU of what a model writes, one token after the other, for some sentences."""
-        coded = [ids[: self.longest] for ids in known.coded(sources[:VALIDATED])]
-        found = searched(model, coded, size=1, penalty=0.0, longest=self.longest)
-        return translation_score(known.written(found), targets[:VALIDATED], lowercase=self.lower)
+    def bleu(self, model: Seq2Seq, known: Vocabularies, pairs: Pairs, longest_target: int) -> TranslationScore:
+        """BLEU of what a model writes, one token after the other, for some sentences; of a long one, its beginning."""
+        coded = [ids[: self.longest] for ids in known.coded(pairs.sources[:VALIDATED])]
+        found = searched(model, coded, size=1, penalty=0.0, limit=self.limit(longest_target))
+        return translation_score(known.written(found), pairs.targets[:VALIDATED], lowercase=self.lower)
 
-    def held_out(self, sources: Sequence[str], targets: Sequence[str], seed: int) -> tuple[Any, Any]:
-        """Pairs to learn from, and pairs to validate with."""
-        count = max(1, round(self.validation_fraction * len(sources)))
-        if count >= len(sources):
-            raise ValueError(
-                f"{count} of {len(sources)} pairs are held out to validate with, which leaves none: give more"
-            )
-        order = np.random.default_rng(seed).permutation(len(sources))
-        parts = np.sort(order[count:]), np.sort(order[:count])
-        return tuple(([sources[i] for i in part], [targets[i] for i in part]) for part in parts)  # type: ignore[return-value]
+    def limit(self, longest_target: int) -> Callable[[Any], Any]:
+        """From tokens of sources to the most tokens that their translations may get, the end included.
 
-    def usable(
-        self, known: Vocabularies, sources: Sequence[str], targets: Sequence[str]
-    ) -> tuple[tuple[list[list[int]], list[list[int]]], dict[str, list[int]]]:
-        """The tokens of the pairs that can be learned from, and the places, from 0, of those that cannot."""
-        source, target = known.coded(sources), known.coded(targets, target=True)
-        empty = [place for place, pair in enumerate(zip(source, target, strict=True)) if not all(pair)]
-        long = [
-            place for place, pair in enumerate(zip(source, target, strict=True)) if max(map(len, pair)) > self.longest
-        ]
-        left = {*empty, *long}
-        if len(left) == len(source):
-            raise ValueError(
-                f"no pair is left to learn from: {len(empty)} of {len(source)} have an empty side, {len(long)} are"
-                f" longer than {self.longest} tokens, `longest`"
-            )
-        if left:
-            warnings.warn(
-                f"{len(left)} of {len(source)} pairs are left out: {len(empty)} have an empty side, {len(long)} are"
-                f" longer than {self.longest} tokens, `longest`",
-                stacklevel=3,
-            )
-        kept = [place for place in range(len(source)) if place not in left]
-        return ([source[i] for i in kept], [target[i] for i in kept]), {"empty": empty, "long": long}
+        As many as any translation had that was learned from, or twice the source's and some more; at most `longest`.
+        """
+        return lambda lengths: np.minimum(np.maximum(2 * lengths + 20, longest_target), self.longest) + 1
 
     def asked(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of sentences to translate."""
-        if isinstance(sentences, str):
-            raise TypeError("sentences must be a list of texts, got one text: put it in a list")
         coded = self.vocabularies_.coded(sentences)
-        for place, ids in enumerate(coded):
-            if len(ids) > self.longest:
-                raise ValueError(
-                    f"sentence {place + 1} has {len(ids)} tokens, and the model was made for at most {self.longest}:"
-                    " cut it in two"
-                )
+        long = [place for place, ids in enumerate(coded) if len(ids) > self.longest]
+        if long:
+            more = f", and so are {len(long) - 1} others" if len(long) > 1 else ""
+            raise ValueError(
+                f"sentence {long[0] + 1} has {len(coded[long[0]])} tokens, more than the model's longest,"
+                f" {self.longest}{more}: cut them in two"
+            )
         return coded
 
     def check_settings(self) -> None:
@@ -369,17 +356,9 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         if self.learning_rate is not None:
             check_between(self, learning_rate=(0, math.inf))
         check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf)
+        check_choice(self, joint=(True, False), lower=(True, False), input_feeding=(True, False))
 
 
 def tokens_of(batch: PairBatch) -> int:
     """How many target tokens are to be said."""
     return int((batch.target[:, 1:] != PADDING).sum())
-
-
-def warn_of_equals(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Where most sources are their own targets, one file was given twice."""
-    equal = sum(one.strip() == other.strip() for one, other in zip(sources, targets, strict=True))
-    if 2 * equal > len(sources):
-        warnings.warn(
-            f"{equal} of {len(sources)} targets are the same as their sources: is one file given twice?", stacklevel=3
-        )

@@ -15,13 +15,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from regard.data import text as texts
 from regard.decoding import forbid, sample
+from regard.decoding.writing import check_sampling
 from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.text_evidence import TextEvidence, looked_at
 from regard.estimators.windows import Windows, mean_loss
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
-from regard.saving import write
+from regard.saving import array_of, write
 from regard.training import History, Team, train, warm_cosine
 
 VALIDATED = 1 << 16
@@ -189,6 +190,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         ids = self.tokenizer_.encode(prompt).ids
         if not ids:
             raise ValueError("there must be something to go on from: give a prompt of at least one character")
+        check_sampling(temperature, top_k, top_p)  # now, not when the first token is asked for
         generator = torch.Generator().manual_seed(seed_of(seed))
         settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         return self.written(ids, length, settings)
@@ -247,7 +249,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
         config = {"estimator": "Writer", "settings": saved_settings(self), "history": list(self.history_.validation)}
-        arrays = {name: tensor.numpy() for name, tensor in self.model_.state_dict().items()}
+        arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
 
     @classmethod
@@ -257,7 +259,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         writer.tokenizer_ = texts.restored(config["tokenizer"])
         writer.history_ = History((), tuple(config["history"]), 0)
         model = writer.make_model(writer.tokenizer_)
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, assign=True)
         writer.model_ = model.eval().requires_grad_(False)
         return writer
 

@@ -3,7 +3,7 @@
     Attention, SelfAttention                 one head, from one input to another or to itself
     MultiHeadAttention                       several heads, grouped queries, torch's layer and back
     ConvSelfAttention                        on a grid
-    Sinusoidal, Learned, Rotary, Alibi       positions
+    Sinusoidal, Learned, Rotary, Alibi       positions; Stretched, Rotary's for longer sequences
     FeedForward, gelu_tanh, swiglu, Gated    what a block does with each row alone
     Block, Encoder, Decoder                  the Transformer's parts; pre_norm, post_norm, Dropout
     Cache, KeyValues                         keys and values kept for writing on
@@ -20,7 +20,7 @@ from regard.layers.conv import ConvSelfAttention
 from regard.layers.dropout import Dropout
 from regard.layers.feed_forward import FeedForward, Gated, gelu_tanh, swiglu
 from regard.layers.heads import MultiHeadAttention
-from regard.layers.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
+from regard.layers.positions import Alibi, Learned, Positions, Rotary, Sinusoidal, Stretched
 from regard.layers.watch import watch
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Rotary",
     "SelfAttention",
     "Sinusoidal",
+    "Stretched",
     "gelu_tanh",
     "post_norm",
     "pre_norm",

@@ -48,7 +48,7 @@ class Attention(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.size = positive("size", size)
+        self.size = size = positive("size", size)
         self.key_size = positive("key_size", size if key_size is None else key_size)
         head_size = positive("head_size", size if head_size is None else head_size)
         value_size = positive("value_size", size if value_size is None else value_size)
@@ -99,7 +99,7 @@ class SelfAttention(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.size = positive("size", size)
+        self.size = size = positive("size", size)
         head_size = positive("head_size", size if head_size is None else head_size)
         value_size = positive("value_size", size if value_size is None else value_size)
         self.sizes = [head_size, head_size, value_size]

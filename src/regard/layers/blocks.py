@@ -16,7 +16,7 @@ What it is made of is passed in, so that the variants are compositions:
     Vaswani   Block(MultiHeadAttention(512, 8), FeedForward(512, activation=torch.relu), residual=post_norm)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -208,10 +208,28 @@ class Decoder(Stack):
         kept = cache.blocks if cache else [None] * len(self.blocks)
         if len(kept) != len(self.blocks):
             raise ValueError(f"the cache is for {len(kept)} blocks, got a decoder of {len(self.blocks)}")
-        if cache and mask is None and x.ndim == 3 and x.shape[1] == 1 and not torch.is_grad_enabled():
-            stepped = self.step(x, memory, memory_mask, cache)
-            if stepped is not None:
-                return stepped
+        if cache is None:
+            return self.run(x, memory, mask, memory_mask, kept)
+        start = cache.length
+        try:
+            if mask is None and x.ndim == 3 and x.shape[1] == 1 and not torch.is_grad_enabled():
+                stepped = self.step(x, memory, memory_mask, cache)
+                if stepped is not None:
+                    return stepped
+            return self.run(x, memory, mask, memory_mask, kept)
+        except BaseException:
+            cache.back(start)  # some blocks have read the new rows, and some have not
+            raise
+
+    def run(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        mask: Mask | None,
+        memory_mask: Mask | None,
+        kept: Sequence[BlockCache | None],
+    ) -> Tensor:
+        """All blocks, each with what it keeps."""
         mask = causal if mask is None else both(causal, mask)
         for block, own in zip(self.blocks, kept, strict=True):
             x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=own)

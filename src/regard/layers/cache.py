@@ -54,13 +54,12 @@ class KeyValues:
         """Where new keys and values `[batch, 2, heads, new, size]` go in the store."""
         batch, _, heads, new, size = shape
         start, end = self.length, self.length + new
-        if self.room is None:
-            self.room = new
-        if end > self.room:
-            raise ValueError(f"the cache has room for {self.room} positions, got a sequence of {end}")
+        room = self.store.shape[3] if self.store is not None else self.room or new
+        if end > room:
+            raise ValueError(f"the cache has room for {room} positions, got a sequence of {end}")
         if self.store is None:
             with torch.inference_mode(False):  # so that it can be written to in any mode
-                self.store = like.new_empty(batch, 2, heads, self.room, size)
+                self.store = like.new_empty(batch, 2, heads, room, size)
         elif batch != self.store.shape[0]:
             raise ValueError(f"the cache holds {self.store.shape[0]} sequences, got {batch}")
         self.length = end
@@ -76,6 +75,12 @@ class KeyValues:
     def all(self) -> tuple[Tensor, Tensor] | None:
         """The same, or None where nothing has come yet."""
         return None if self.store is None else self.everything()
+
+    def back(self, length: int) -> None:
+        """Forget what was kept behind so many positions."""
+        self.length = min(self.length, length)
+        if not self.length:
+            self.store = None
 
     @torch.no_grad()
     def select(self, rows: Tensor) -> None:
@@ -115,6 +120,13 @@ class Cache:
     def length(self) -> int:
         """How many positions have been read."""
         return self.blocks[0].own.length
+
+    def back(self, length: int) -> None:
+        """Forget what was read behind so many positions; behind none, also what was made of the memory."""
+        for own, memory in self.blocks:
+            own.back(length)
+            if not length:
+                memory.back(0)
 
     def select(self, rows: Tensor) -> None:
         """Keep the sequences of these numbers, `[sequences]`, in this order; one may be taken several times."""

@@ -1,13 +1,20 @@
 """What the layers ask of their sizes and inputs; an error says what must hold and what was got."""
 
+import operator
+from typing import SupportsIndex
+
 from torch import Tensor
 
 
-def positive(name: str, number: int) -> int:
-    """A size or a count, once it is one."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+def positive(name: str, number: SupportsIndex) -> int:
+    """A size or a count, once it is one: an int, or what stands for one, as NumPy's do."""
+    try:
+        whole = 0 if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        whole = 0
+    if whole < 1:
         raise ValueError(f"{name} must be a positive whole number, got {number!r}")
-    return number
+    return whole
 
 
 def share(name: str, number: float) -> float:

@@ -32,7 +32,8 @@ class ConvSelfAttention(nn.Module):
 
     def __init__(self, channels: int, size: int | None = None, heads: int = 1) -> None:
         super().__init__()
-        self.channels, self.heads = positive("channels", channels), positive("heads", heads)
+        self.channels = channels = positive("channels", channels)
+        self.heads = heads = positive("heads", heads)
         size = channels if size is None else positive("size", size)
         if size % heads:
             raise ValueError(f"heads must divide size, got size={size} and heads={heads}")

@@ -80,7 +80,7 @@ class FeedForward(nn.Module):
         super().__init__()
         if not callable(activation):
             raise TypeError(f"activation must be callable, such as torch.relu, got {activation!r}")
-        self.size = positive("size", size)
+        self.size = size = positive("size", size)
         hidden = 4 * size if hidden is None else positive("hidden", hidden)
         self.input = nn.Linear(size, hidden * getattr(activation, "parts", 1), bias=bias)
         self.activation = activation

@@ -68,7 +68,8 @@ class MultiHeadAttention(nn.Module):
         score: Score = scaled_dot,
     ) -> None:
         super().__init__()
-        self.size, self.heads = positive("size", size), positive("heads", heads)
+        self.size = size = positive("size", size)
+        self.heads = heads = positive("heads", heads)
         if head_size is None and size % heads:
             raise ValueError(f"heads must divide size, got size={size} and heads={heads}")
         self.kv_heads = heads if kv_heads is None else positive("kv_heads", kv_heads)

@@ -15,6 +15,8 @@ Two kinds, because two things can be told where they stand:
 
 import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,6 +24,8 @@ from torch import Tensor, nn
 
 from regard.layers.checks import check_rows, positive
 from regard.masks import Mask, both
+
+Stretch = Callable[[Tensor], Tensor]
 
 
 class Positions(Protocol):
@@ -50,7 +54,7 @@ class Sinusoidal(nn.Module):
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         check_rows("x", x, self.size)
         end = start + x.shape[-2]
-        sine, cosine = angles(room_for(end), self.size + self.size % 2, self.base, x.dtype, x.device)
+        sine, cosine = angles(room_for(end), self.size + self.size % 2, self.base, None, x.dtype, x.device)
         table = torch.stack((sine[start:end], cosine[start:end]), dim=-1).flatten(-2)
         return x + table[:, : self.size]
 
@@ -70,7 +74,8 @@ class Learned(nn.Module):
 
     def __init__(self, room: int, size: int) -> None:
         super().__init__()
-        self.room, self.size = positive("room", room), positive("size", size)
+        self.room = room = positive("room", room)
+        self.size = size = positive("size", size)
         self.weight = nn.Parameter(torch.empty(room, size))
         nn.init.normal_(self.weight, std=0.02)
 
@@ -85,12 +90,44 @@ class Learned(nn.Module):
         return f"{self.room}, {self.size}"
 
 
+@dataclass(frozen=True)
+class Stretched:
+    """Speeds of `Rotary` for sequences longer than those it was first trained on, as in Llama 3.1.
+
+    A pair that turns at speed s goes round n = known · s / 2π times within the `known` positions. One that goes round
+    at least `fast` times keeps its speed; one that goes round at most `slow` times becomes `factor` times slower;
+    between the two the speed is interpolated along n.
+
+    >>> import torch
+    >>> Stretched(8.0, known=100, slow=1.0, fast=4.0)(torch.tensor([1.0, 0.01])).tolist()
+    [1.0, 0.0012499999720603228]
+    """
+
+    factor: float
+    known: int
+    slow: float = 1.0
+    fast: float = 4.0
+
+    def __post_init__(self) -> None:
+        positive("known", self.known)
+        if not self.factor >= 1 or not 0 < self.slow < self.fast:
+            raise ValueError(
+                "factor must be at least 1, slow positive and fast above it, got"
+                f" factor={self.factor}, slow={self.slow} and fast={self.fast}"
+            )
+
+    def __call__(self, speed: Tensor) -> Tensor:
+        rounds = self.known * speed / (2 * math.pi)
+        kept = ((rounds - self.slow) / (self.fast - self.slow)).clamp(0.0, 1.0)
+        return speed * (kept + (1 - kept) / self.factor)
+
+
 class Rotary(nn.Module):
     """Queries and keys turned by their position: the score knows how far apart they are (Su et al. 2021).
 
     Pair i of a head's `size` numbers is a point in the plane, turned at position t by t / base^(2i / size).
     A pair is (i, i + size / 2), as in Hugging Face's Llama; `interleaved=True` makes it (2i, 2i + 1), as in the
-    paper and llama2.c. Nothing is learned.
+    paper and llama2.c. `stretch` is a function of these speeds, `[size / 2]`, such as `Stretched`. Nothing is learned.
 
     >>> import torch
     >>> rotary, query, key = Rotary(8), torch.randn(1, 8), torch.randn(1, 8)
@@ -99,19 +136,22 @@ class Rotary(nn.Module):
     True
     """
 
-    def __init__(self, size: int, *, base: float = 10000.0, interleaved: bool = False) -> None:
+    def __init__(
+        self, size: int, *, base: float = 10000.0, interleaved: bool = False, stretch: Stretch | None = None
+    ) -> None:
         super().__init__()
-        if positive("size", size) % 2:
+        size = positive("size", size)
+        if size % 2:
             raise ValueError(f"Rotary turns pairs: size must be even, got {size}")
         if not base > 0:
             raise ValueError(f"base must be positive, got {base}")
-        self.size, self.base, self.interleaved = size, float(base), bool(interleaved)
+        self.size, self.base, self.interleaved, self.stretch = size, float(base), bool(interleaved), stretch
 
     def turn(self, x: Tensor, start: int = 0) -> Tensor:
         """x `[..., length, size]` whose first row stands at `start`."""
         check_rows("queries and keys", x, self.size)
         end = start + x.shape[-2]
-        across, along = rotation(room_for(end), self.size, self.base, self.interleaved, x.dtype, x.device)
+        across, along = rotation(room_for(end), self.size, self.base, self.stretch, self.interleaved, x.dtype, x.device)
         partner = (
             x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2) if self.interleaved else x.roll(self.size // 2, -1)
         )
@@ -125,7 +165,8 @@ class Rotary(nn.Module):
         return self.turn(x, start)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, base={self.base:g}" + (", interleaved=True" if self.interleaved else "")
+        stretch = "" if self.stretch is None else f", stretch={self.stretch!r}"
+        return f"{self.size}, base={self.base:g}" + (", interleaved=True" if self.interleaved else "") + stretch
 
 
 class Alibi(nn.Module):
@@ -171,9 +212,12 @@ def room_for(length: int) -> int:
 
 @functools.lru_cache(maxsize=32)
 @torch.inference_mode(False)
-def angles(room: int, size: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def angles(
+    room: int, size: int, base: float, stretch: Stretch | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Sine and cosine of t / base^(2i / size), `[room, size / 2]` each. Angles are float64: t may be large."""
     speed = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    speed = speed if stretch is None else stretch(speed)
     angle = torch.arange(room, dtype=torch.float64).unsqueeze(-1) * speed
     return angle.sin().to(device, dtype), angle.cos().to(device, dtype)
 
@@ -181,9 +225,15 @@ def angles(room: int, size: int, base: float, dtype: torch.dtype, device: torch.
 @functools.lru_cache(maxsize=32)
 @torch.inference_mode(False)
 def rotation(
-    room: int, size: int, base: float, interleaved: bool, dtype: torch.dtype, device: torch.device
+    room: int,
+    size: int,
+    base: float,
+    stretch: Stretch | None,
+    interleaved: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """What each number's partner and the number itself are multiplied by, `[room, size]` each."""
-    sine, cosine = angles(room, size, base, dtype, device)
+    sine, cosine = angles(room, size, base, stretch, dtype, device)
     pairs = torch.stack((-sine, sine), dim=-1), torch.stack((cosine, cosine), dim=-1)  # [room, size / 2, 2]
     return tuple((x if interleaved else x.mT).flatten(-2) for x in pairs)  # type: ignore[return-value]

@@ -1,5 +1,7 @@
 """torch's `nn.MultiheadAttention` beside ours: weights both ways, and what it looks at."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -22,17 +24,20 @@ def adopt(kind: type[Layer], module: nn.MultiheadAttention) -> Layer:
     refused += ["add_zero_attn"] if module.add_zero_attn else []
     if refused:
         raise ValueError(f"MultiHeadAttention has no counterpart for {' and '.join(refused)}")
-    made = kind(
-        module.embed_dim,
-        module.num_heads,
-        key_size=module.kdim,
-        value_size=module.vdim,
-        dropout=module.dropout,
-        bias=module.in_proj_bias is not None,
-    ).to(module.out_proj.weight)
+    with undrawn():
+        made = kind(
+            module.embed_dim,
+            module.num_heads,
+            key_size=module.kdim,
+            value_size=module.vdim,
+            dropout=module.dropout,
+            bias=module.in_proj_bias is not None,
+        ).to(module.out_proj.weight)
     with torch.no_grad():
         for ours, theirs in zip(parameters_of(made), torch_parameters(module), strict=True):
             ours.copy_(theirs)
+    for own, taken in counterparts(made, module):
+        own.requires_grad_(taken.requires_grad)
     return made.train(module.training)
 
 
@@ -50,21 +55,44 @@ def release(layer: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAttenti
     if refused:
         raise ValueError(f"nn.MultiheadAttention has no counterpart for {', '.join(refused)}")
     weight = layer.output.weight
-    made = nn.MultiheadAttention(
-        layer.size,
-        layer.heads,
-        dropout=layer.attend.dropout,
-        bias=layer.output.bias is not None,
-        kdim=layer.key_size,
-        vdim=layer.value_size,
-        batch_first=batch_first,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
+    with undrawn():
+        made = nn.MultiheadAttention(
+            layer.size,
+            layer.heads,
+            dropout=layer.attend.dropout,
+            bias=layer.output.bias is not None,
+            kdim=layer.key_size,
+            vdim=layer.value_size,
+            batch_first=batch_first,
+        ).to(weight)
     with torch.no_grad():
         for ours, theirs in zip(parameters_of(layer), torch_parameters(made), strict=True):
             theirs.copy_(ours)
+    made.requires_grad_(False)
+    for own, taken in counterparts(layer, made):
+        taken.requires_grad_(taken.requires_grad or own.requires_grad)  # one bias of torch's may be three of ours
     return made.train(layer.training)
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """New weights that are copied over at once leave torch's random numbers as they were."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        yield
+
+
+def counterparts(layer: MultiHeadAttention, module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor]]:
+    """Our parameters, each with the one of torch's that it is, or is a part of."""
+    parts: list[Any] = [layer.input] if layer.packed else [layer.query, layer.key, layer.value]
+    weights = [module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    pairs: list[Any] = list(
+        zip([part.weight for part in parts], [weight for weight in weights if weight is not None], strict=True)
+    )
+    pairs.append((layer.output.weight, module.out_proj.weight))
+    if module.in_proj_bias is not None:
+        pairs += [(part.bias, module.in_proj_bias) for part in parts]
+        pairs.append((layer.output.bias, module.out_proj.bias))
+    return pairs
 
 
 def parameters_of(layer: MultiHeadAttention) -> list[Tensor]:

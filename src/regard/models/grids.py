@@ -221,7 +221,7 @@ class EfficientNetLite0(nn.Module):
     @torch.no_grad()
     def forward(self, image: Tensor) -> Tensor:
         turned = image.flip(-1, -2).contiguous(memory_format=torch.channels_last)
-        parts = turned.split(IN_CACHE if image.device.type == "cpu" else len(turned) or 1)
+        parts = torch.split(turned, IN_CACHE if image.device.type == "cpu" else max(1, len(turned)))
         return torch.cat([self.blocks(self.stem(part)) for part in parts]).flip(-1, -2)
 
 

@@ -61,7 +61,7 @@ class Regions:
     def select(self, rows: Tensor) -> "Regions":
         """The same for some rows; images that no row is of leave."""
         which = self.which[rows]
-        images, which = which.unique(return_inverse=True)
+        images, which = which.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         if len(images) == len(self.key):
             return Regions(self.key, self.value, which)
         return Regions(self.key[images], self.value[images], which)
@@ -109,7 +109,8 @@ class Recurrence(torch.autograd.Function):
         queries, means, betas = (grid.new_empty(steps, batch, n) for n in (width, channels, channels))
         whole_bias = torch.cat([bias, bias.new_zeros(4 * size)])
         for t in range(steps):
-            query, beta, rest = torch.addmm(whole_bias, states[t], state_map.T).split([width, channels, 4 * size], 1)
+            asked = torch.addmm(whole_bias, states[t], state_map.T)
+            query, beta, rest = torch.split(asked, [width, channels, 4 * size], 1)
             queries[t] = query
             torch.softmax(additive_scores.scores(queries[t], key, weight), dim=1, out=weights[t])
             means[t] = torch.bmm(weights[t].unsqueeze(1), grid).squeeze(1)

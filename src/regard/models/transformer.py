@@ -88,6 +88,14 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
             raise ValueError(f"tokens must be at least 0 and below {vocabulary}, the vocabulary, got {wrong}")
 
 
+def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
+    """Sequences are at most as long as there are tokens, `[batch, length]`."""
+    if lengths.shape != tokens.shape[:1]:
+        raise ValueError(f"lengths must be [{len(tokens)}], one a sequence, got shape {list(lengths.shape)}")
+    if lengths.numel() and not lengths.is_cuda and int(lengths.max()) > tokens.shape[1]:
+        raise ValueError(f"lengths must be at most {tokens.shape[1]}, the tokens there are, got {int(lengths.max())}")
+
+
 class Reading(NamedTuple):
     """What decoding keeps of a sentence that is being translated."""
 
@@ -134,7 +142,9 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The memory `[batch, length, size]` of source tokens `[batch, length]`, of which `lengths` count."""
-        memory: Tensor = self.encoder(self.source(source), mask=padding(lengths))
+        rows, mask = self.source(source), padding(lengths)
+        check_lengths(lengths, source)
+        memory: Tensor = self.encoder(rows, mask=mask)
         return memory
 
     def decoded(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
@@ -189,9 +199,13 @@ class TextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """tokens `[batch, length]`, of which `lengths` `[batch]` count; all of them where not given."""
-        mask = None if lengths is None else padding(lengths)
-        rows: Tensor = self.encoder(self.embedding(tokens, types=types), mask=mask)
-        return rows
+        rows: Tensor = self.embedding(tokens, types=types)
+        mask = None
+        if lengths is not None:
+            mask = padding(lengths)
+            check_lengths(lengths, tokens)
+        found: Tensor = self.encoder(rows, mask=mask)
+        return found
 
 
 def transformer(

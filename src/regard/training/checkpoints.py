@@ -4,7 +4,9 @@ Model, optimizer, schedule, torch's random numbers, the place in the epoch and t
 JSON and safetensors that is replaced as a whole: a run that is killed leaves the last one, never a part.
 """
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from regard import saving
+
+try:
+    import fcntl
+except ImportError:  # there is none on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,54 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"a checkpoint must be written every 1 step or more, got every={self.every}")
+
+
+@contextlib.contextmanager
+def alone(checkpoint: Checkpoint | None) -> Iterator[None]:
+    """Two runs in one folder would overwrite each other: the second is refused. A run that was killed blocks nobody."""
+    if checkpoint is None or fcntl is None:
+        yield
+        return
+    folder = Path(checkpoint.folder)
+    lock = folder.with_name(f".{folder.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock, folder):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, folder: Path) -> Iterator[None]:
+    """A file that this process has locked, in which its number is: the lock goes with the process, whatever ends it."""
+    while True:
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                who = file.read().strip() or "unknown"
+                raise BlockingIOError(
+                    f"{folder} is the folder of a run that is under way, process {who}: wait for it, or choose another"
+                ) from None
+            except OSError:
+                pass  # a place that knows no locks
+            if not is_at(file.fileno(), path):
+                continue  # who had it has taken it away meanwhile
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+            return
+
+
+def is_at(opened: int, path: Path) -> bool:
+    """Whether an open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(opened), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 NUMBERS = ("losses", "epoch_losses", "validations")
@@ -94,7 +149,7 @@ def keep(
         "optimizer": {"groups": plain(state["param_groups"]), "numbers": numbers},
         "schedule": None if schedule is None else plain(schedule.state_dict()),
     }
-    saving.write(checkpoint.folder, config, {name: tensor.cpu().numpy() for name, tensor in arrays.items()})
+    saving.write(checkpoint.folder, config, {name: saving.array_of(tensor) for name, tensor in arrays.items()})
 
 
 def found(
@@ -121,7 +176,7 @@ def found(
             )
         return None
     check_about(folder, before, settings(checkpoint))
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     try:
         model.load_state_dict(under("model.", tensors))
         optimizer.load_state_dict(optimizer_state(config["optimizer"], under("optimizer.", tensors)))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from regard.progress import ProgressBar
-from regard.training.checkpoints import Checkpoint, Progressed, found, keep
+from regard.training.checkpoints import Checkpoint, Progressed, alone, found, keep
 from regard.training.team import Team, rows
 
 Batch = TypeVar("Batch")
@@ -36,6 +36,7 @@ class History(NamedTuple):
     validation: tuple[float, ...]  # empty where there was no `validate`
     best_epoch: int  # whose state the model now has: the lowest validation, or else the last
     averaged: int = 0  # of how many last epochs it has the mean of their states instead; 0: it does not
+    best: float | None = None  # the validation of the state the model now has
 
 
 def train(
@@ -73,7 +74,7 @@ def train(
     accumulate  batches to a step of the optimizer, for batches that do not fit into memory at once
     count       how much a batch is worth beside others in a step: its rows, or its tokens
     unit        what is counted, to show how many of them are seen in a second
-    checkpoint  where the run is kept, and whether it goes on
+    checkpoint  where the run is kept, and whether it goes on; one that is finished goes on if more epochs are asked for
     board       a folder for TensorBoard
     team        the processes that train together; `Team.found()` are those that `torchrun` started
     progress    a bar on stderr, where that is a terminal and it takes longer than a second
@@ -89,12 +90,13 @@ def train(
     """
     check_settings(epochs, validate, patience, clip, accumulate, average)
     team = team or Team()
-    at = (found(checkpoint, model, optimizer, schedule) if checkpoint else None) or Progressed()
-    team.same(model)
     shown = ProgressBar(describe, epochs, shown=progress and team.leads)
-    with mode_kept(model), shown as bar, scalars(board if team.leads else None) as note:
+    note_down = scalars(board if team.leads else None)
+    with alone(checkpoint if team.leads else None), mode_kept(model), shown as bar, note_down as note:
+        at = (found(checkpoint, model, optimizer, schedule) if checkpoint else None) or Progressed()
+        team.same(model)
         run = Run(model, loss, optimizer, schedule, clip, accumulate, count, unit, checkpoint, team, bar, note, at)
-        while at.epoch < epochs and not at.finished:
+        while not is_over(at, epochs, patience):
             run.epoch(batches(at.epoch))
             if validate is None:
                 at.best_epoch = at.epoch
@@ -105,18 +107,23 @@ def train(
                 bar.note(best=at.validations[at.best_epoch])
                 note("validation", at.validations[-1], at.steps)
             at.recent = [*at.recent, copied_state(model)][-average:] if average > 1 else []
-            stopped = patience is not None and at.epoch - at.best_epoch >= patience
             at.epoch += 1
-            at.finished = stopped or at.epoch == epochs
+            at.finished = is_over(at, epochs, patience)
             run.keep()
         averaged = len(at.recent) if len(at.recent) > 1 else 0
-        if averaged and validate is not None:
+        best = at.validations[at.best_epoch] if at.validations else None
+        if averaged and validate is not None and best is not None:
             model.load_state_dict(mean_state(at.recent))
             value = validated(model, validate, at.epoch, team)
-            averaged = averaged if value < at.validations[at.best_epoch] else 0
+            averaged, best = (averaged, value) if value < best else (0, best)
     if at.best is not None and not averaged:
         model.load_state_dict(at.best)
-    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch, averaged)
+    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch, averaged, best)
+
+
+def is_over(at: Progressed, epochs: int, patience: int | None) -> bool:
+    """Whether a run has all its epochs, or too many without a better validation. One that is asked for more goes on."""
+    return at.epoch >= epochs or (patience is not None and at.epoch - 1 - at.best_epoch >= patience)
 
 
 @dataclass
@@ -205,10 +212,12 @@ class Run(Generic[Batch]):
         """What is no number would make all weights none, and be written down."""
         if not math.isfinite(value):
             rate = self.optimizer.param_groups[0]["lr"]
+            clip = (
+                "" if self.clip is None else f" clip={self.clip / 10:g},"
+            )  # who does not clip may have no such setting
             raise FloatingPointError(
                 f"the {what} became {value} in epoch {self.at.epoch}, batch {self.at.batches}: try a smaller learning"
-                f" rate than {rate:g}, clip={1.0 if self.clip is None else self.clip / 10:g}, or look for NaN in the"
-                " data"
+                f" rate than {rate:g},{clip} or look for NaN and huge numbers in the data"
             )
 
     def keep(self) -> None:

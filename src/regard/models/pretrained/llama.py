@@ -4,7 +4,17 @@ from typing import NamedTuple
 
 from torch import nn
 
-from regard.layers import Block, Decoder, FeedForward, Gated, MultiHeadAttention, Positions, Rotary, swiglu
+from regard.layers import (
+    Block,
+    Decoder,
+    FeedForward,
+    Gated,
+    MultiHeadAttention,
+    Positions,
+    Rotary,
+    Stretched,
+    swiglu,
+)
 from regard.layers.feed_forward import Activation
 from regard.models.language import LanguageModel
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
@@ -101,16 +111,27 @@ def build(settings: Settings, weights: Weights) -> LanguageModel:
 
 def rotary(settings: Settings, head_size: int) -> Rotary:
     """The positions: new folders have all about them in `rope_parameters`, older ones in `rope_theta`."""
+    kinds = set()
     for name in ("rope_parameters", "rope_scaling"):
         given = settings.get(name, {})
         if not isinstance(given, dict):
             raise ValueError(f"{settings.path}: {name} must be an object, got {given!r}")
         kind = given.get("rope_type") or given.get("type") or "default"
-        if kind != "default":
-            raise ValueError(f"{settings.path}: {name} of the kind {kind!r} is not supported, only 'default'")
+        if kind not in ("default", "llama3"):
+            raise ValueError(f"{settings.path}: {name} of the kind {kind!r} is not supported, only default and llama3")
+        kinds.add(kind)
         settings = settings._replace(values=settings.values | given)
     settings.only("partial_rotary_factor", 1.0)
-    return Rotary(head_size, base=settings.number("rope_theta", 10000.0))
+    stretch = stretched(settings) if "llama3" in kinds else None
+    return Rotary(head_size, base=settings.number("rope_theta", 10000.0), stretch=stretch)
+
+
+def stretched(settings: Settings) -> Stretched:
+    """The positions' scaling of Llama 3.1, all of whose numbers must be there."""
+    factor, slow, fast = map(settings.number, ("factor", "low_freq_factor", "high_freq_factor"))
+    known = settings.size("original_max_position_embeddings")
+    with settings.named():
+        return Stretched(factor, known=known, slow=slow, fast=fast)
 
 
 def block_of(weights: Weights, name: str, sizes: Sizes, bias: bool, hidden_bias: bool) -> State:

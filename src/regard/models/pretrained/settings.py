@@ -51,9 +51,11 @@ class Settings(NamedTuple):
         with self.named():
             return positive(name, value)
 
-    def number(self, name: str, default: float) -> float:
-        """A positive number."""
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number; without a default it must be there."""
         value = self.get(name, default)
+        if value is None:
+            raise ValueError(f"{self.path} must say {name}")
         if isinstance(value, bool) or not isinstance(value, float | int) or not value > 0:
             raise ValueError(f"{self.path}: {name} must be a positive number, got {value!r}")
         return float(value)

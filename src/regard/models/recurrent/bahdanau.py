@@ -11,24 +11,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.attend import attend, look
+from regard.engines.additive import additive_step, fusible
+from regard.engines.recurrence import Looking, attentive
 from regard.masks import padding
-from regard.models.recurrent.encoder import Cell, RecurrentEncoder
-from regard.models.recurrent.parts import (
-    DeepOutput,
-    Kept,
-    Reading,
-    Recurrent,
-    Start,
-    State,
-    cell_step,
-    ends,
-    run,
-    stack_step,
-    weights_of,
-)
+from regard.models.recurrent.cells import Cell, State, cell_step, run, stack_step, weights_of
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.recurrent.parts import DeepOutput, Kept, Reading, Recurrent, Start, ends
 from regard.models.transformer import Embedding
 from regard.scores import Additive
 
@@ -36,7 +26,6 @@ from regard.scores import Additive
 class Course(NamedTuple):
     """What the attending layer went through, `[batch, m, …]`."""
 
-    before: Tensor  # s_{t−1}, which asks
     state: Tensor  # s_t
     context: Tensor  # c_t
 
@@ -89,29 +78,49 @@ class Bahdanau(Recurrent):
         found = self.encoder.turned(memory) if self.encoder.both_ways else self.encoder.last(memory, lengths)
         return self.start(found)  # type: ignore[no-any-return]
 
-    def gates(self, words: Tensor) -> Tensor:
-        """The words' part of the gates, with the bias: `[..., gates · hidden]`."""
-        weights = weights_of(self.decoder)
-        return functional.linear(words, weights.input[:, : words.shape[-1]], weights.input_bias)
-
     def course(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> Course:
-        """All steps of the layer that attends."""
+        """All steps of the layer that attends: fused where it can be, which is compared with `stepwise`."""
+        if not self.fused(memory, words):
+            return self.stepwise(memory, lengths, words, state)
+        weights, query = weights_of(self.decoder), self.score.query_projection
+        bias = self.score.weight.new_zeros(self.score.width) if query.bias is None else query.bias
+        looking = Looking(
+            query.weight,
+            bias,
+            self.score.key_projection(memory),
+            self.score.weight,
+            memory,
+            lengths,
+            weights.input[:, -memory.shape[-1] :],
+        )
+        gates = weights.gates(words.transpose(0, 1))
+        states, contexts, _ = attentive(gates, state, weights.hidden, weights.hidden_bias, looking)
+        return Course(states.transpose(0, 1), contexts.transpose(0, 1))
+
+    def stepwise(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> Course:
+        """The same, one step after the other."""
         key = self.score.key_projection(memory)
-        befores, states, contexts = [], [], []
-        for gates in self.gates(words).unbind(dim=1):
-            befores.append(state[0])
+        states, contexts = [], []
+        for gates in weights_of(self.decoder).gates(words).unbind(dim=1):
             state, context = self.move(gates, state, key, memory, lengths)
             states.append(state[0])
             contexts.append(context)
-        return Course(*(torch.stack(part, dim=1) for part in (befores, states, contexts)))
+        return Course(torch.stack(states, dim=1), torch.stack(contexts, dim=1))
 
     def move(self, gates: Tensor, state: State, key: Tensor, memory: Tensor, lengths: Tensor) -> tuple[State, Tensor]:
         """One step: look, then move. The new state, and the context `[rows, width]`."""
-        query = self.score.query_projection(state[0]).unsqueeze(1)
-        context = attend(query, key, memory, score=self.projected, mask=padding(lengths), engine="dense").squeeze(1)
+        query = self.score.query_projection(state[0])
+        if self.fused(key, memory):
+            context = additive_step(query, key, self.score.weight, memory, lengths)[0]
+        else:
+            parts = query.unsqueeze(1), key, memory
+            context = attend(*parts, score=self.projected, mask=padding(lengths), engine="dense").squeeze(1)
         weights = weights_of(self.decoder)
-        gates = gates + functional.linear(context, weights.input[:, -context.shape[-1] :])
-        return cell_step(gates, state, weights), context
+        return cell_step(gates + weights.more(context), state, weights), context
+
+    def fused(self, *tensors: Tensor) -> bool:
+        """Whether loops of their own can do it, which know tanh alone."""
+        return self.score.activation is torch.tanh and fusible(self.score.weight, *tensors)
 
     def projected(self, query: Tensor, key: Tensor) -> Tensor:
         """The score of queries and keys that are projected already."""
@@ -120,8 +129,10 @@ class Bahdanau(Recurrent):
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """How each target position looked at the source: `[batch, m, n]`."""
         memory = self.encode(source, lengths)
-        course = self.course(memory, lengths, self.target(target), self.first(memory, lengths)[0])
-        return look(course.before, memory, score=self.score, mask=padding(lengths))
+        start = self.first(memory, lengths)[0]
+        states = self.course(memory, lengths, self.target(target), start).state
+        before = torch.cat([start[0].unsqueeze(1), states[:, :-1]], dim=1)
+        return look(before, memory, score=self.score, mask=padding(lengths))
 
     def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
         """The state that decoding starts from; it needs no room."""
@@ -131,10 +142,10 @@ class Bahdanau(Recurrent):
     def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
         (memory, key, lengths), word = state.kept.tensors, self.word(last)
-        first, context = self.move(self.gates(word), state.layers[0], key, memory, lengths)
+        first, context = self.move(weights_of(self.decoder).gates(word), state.layers[0], key, memory, lengths)
         layers = [first]
         if self.upper is not None:
-            layers += stack_step(self.upper, first[0], state.layers[1:])
+            layers += stack_step(self.upper, weights_of(self.upper).gates(first[0]), state.layers[1:])
         logits = self.logits(self.output(layers[-1][0], context, word))
         return state._replace(layers=layers), logits.log_softmax(dim=-1)
 

@@ -8,11 +8,13 @@ same states alone and in a padded batch.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.engines.additive import fusible
+from regard.engines.recurrence import recurrence
 from regard.layers.checks import positive, share
-
-Cell = type[nn.GRU] | type[nn.LSTM]
+from regard.models.recurrent.cells import Cell, Weights, between, weights_of
 
 
 class RecurrentEncoder(nn.Module):
@@ -40,10 +42,8 @@ class RecurrentEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden, self.both_ways = positive("hidden", hidden), both_ways
-        between = share("dropout", dropout) if positive("layers", layers) > 1 else 0.0
-        self.rnn = cell(
-            positive("size", size), hidden, layers, batch_first=True, bidirectional=both_ways, dropout=between
-        )
+        drop = share("dropout", dropout) if positive("layers", layers) > 1 else 0.0
+        self.rnn = cell(positive("size", size), hidden, layers, batch_first=True, bidirectional=both_ways, dropout=drop)
 
     @property
     def width(self) -> int:
@@ -52,6 +52,29 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
         check_lengths(lengths, rows)
+        if not fusible(rows, weights_of(self.rnn).input):
+            return self.packed(rows, lengths)
+        x, place = rows.transpose(0, 1), torch.arange(rows.shape[1]).unsqueeze(1)
+        seen = place < lengths  # [n, batch]
+        # Each sentence turned round in its own place; turned twice it is as before.
+        turn = torch.where(seen, lengths - 1 - place, place) * len(rows) + torch.arange(len(rows))
+        for layer in range(self.rnn.num_layers):
+            x = between(self.rnn, x) if layer else x
+            ways = [self.way(x, weights_of(self.rnn, layer))]
+            if self.both_ways:
+                back = self.way(picked(x, turn), weights_of(self.rnn, layer, back=True))
+                ways.append(picked(back, turn))
+            x = torch.cat(ways, dim=-1)
+        return (x * seen.unsqueeze(-1)).transpose(0, 1).contiguous()
+
+    def way(self, x: Tensor, weights: Weights) -> Tensor:
+        """One layer, one way, over all steps: `[n, batch, …]`, steps first."""
+        zero = x.new_zeros(x.shape[1], self.hidden)
+        start = (zero, zero) if isinstance(self.rnn, nn.LSTM) else (zero,)
+        return recurrence(weights.gates(x), start, weights.hidden, weights.hidden_bias)
+
+    def packed(self, rows: Tensor, lengths: Tensor) -> Tensor:
+        """The same by torch."""
         packed = pack_padded_sequence(rows, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=rows.shape[1])
         return states
@@ -64,6 +87,11 @@ class RecurrentEncoder(nn.Module):
     def turned(self, states: Tensor) -> Tensor:
         """The state of the way back when it is through, at the first token: `[batch, hidden]`."""
         return states[:, 0, self.hidden :]
+
+
+def picked(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of `[n, batch, size]` by their numbers `[n, batch]`. (An embedding has torch's quickest backward for it.)"""
+    return functional.embedding(index, x.flatten(0, 1))
 
 
 def check_lengths(lengths: Tensor, rows: Tensor) -> None:

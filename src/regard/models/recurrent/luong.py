@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from regard.attend import attend, look
 from regard.layers.checks import positive
 from regard.masks import Mask, both, padding
-from regard.models.recurrent.encoder import Cell, RecurrentEncoder
-from regard.models.recurrent.parts import Kept, Reading, Recurrent, Start, State, ends, run, stack_step
+from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.recurrent.parts import Kept, Reading, Recurrent, Start, ends
 from regard.models.transformer import Embedding
 from regard.scores import Additive, Bilinear, Score, dot
 from regard.weighing import softmax
@@ -180,17 +181,18 @@ class Luong(Recurrent):
             return Course(states, self.attentional(states, self.attention(states, memory, lengths)))
         passed, reads = [], []
         read = words.new_zeros(len(words), self.output.out_features)
-        for at, word in enumerate(words.unbind(dim=1)):
-            layers, read = self.move(torch.cat([word, read], dim=-1), layers, memory, lengths, at)
+        weights = weights_of(self.decoder)
+        for at, gates in enumerate(weights.gates(words).unbind(dim=1)):
+            layers, read = self.move(gates + weights.more(read), layers, memory, lengths, at)
             passed.append(layers[-1][0])
             reads.append(read)
         return Course(torch.stack(passed, dim=1), torch.stack(reads, dim=1))
 
     def move(
-        self, x: Tensor, layers: list[State], memory: Tensor, lengths: Tensor, at: int | Tensor
+        self, gates: Tensor, layers: list[State], memory: Tensor, lengths: Tensor, at: int | Tensor
     ) -> tuple[list[State], Tensor]:
         """One step: move, then look. The new states, and s̃ `[rows, size]`."""
-        layers = stack_step(self.decoder, x, layers)
+        layers = stack_step(self.decoder, gates, layers)
         query = layers[-1][0].unsqueeze(1)
         return layers, self.attentional(query, self.attention(query, memory, lengths, at)).squeeze(1)
 
@@ -212,10 +214,11 @@ class Luong(Recurrent):
 
     def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        (memory, lengths), x, (read, at) = state.kept.tensors, self.word(last), state.more
+        (memory, lengths), (read, at), weights = state.kept.tensors, state.more, weights_of(self.decoder)
+        gates = weights.gates(self.word(last))
         if self.feeding:
-            x = torch.cat([x, read], dim=-1)
-        layers, read = self.move(x, state.layers, memory, lengths, at)
+            gates = gates + weights.more(read)
+        layers, read = self.move(gates, state.layers, memory, lengths, at)
         return state._replace(layers=layers, more=(read, at + 1)), self.logits(read).log_softmax(dim=-1)
 
 

@@ -8,63 +8,9 @@ from torch.nn import functional
 
 from regard.layers import Dropout
 from regard.layers.checks import positive
+from regard.models.recurrent.cells import State
 from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.models.transformer import Embedding
-
-State = tuple[Tensor, ...]
-"""Of one layer: (s,) for a GRU, (s, memory) for an LSTM, `[rows, hidden]` each."""
-
-
-class Weights(NamedTuple):
-    """The parameters of one layer of an `nn.GRU` or `nn.LSTM`."""
-
-    input: Tensor  # [gates · hidden, size]
-    hidden: Tensor  # [gates · hidden, hidden]
-    input_bias: Tensor
-    hidden_bias: Tensor
-
-
-def weights_of(rnn: nn.RNNBase, layer: int = 0, back: bool = False) -> Weights:
-    """The parameters of one layer, of the way back where it has one."""
-    name = f"l{layer}_reverse" if back else f"l{layer}"
-    return Weights(*(getattr(rnn, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
-
-
-def cell_step(gates: Tensor, state: State, weights: Weights) -> State:
-    """One step of a GRU or an LSTM, whose input's part of the gates is given with its bias: `[rows, gates · hidden]`.
-
-    As torch defines them: a GRU's reset gate is on U s + b, and its update gate says how much of s stays.
-    """
-    hidden = functional.linear(state[0], weights.hidden, weights.hidden_bias)
-    if len(state) == 1:
-        reset, update, new = gates.chunk(3, dim=-1)
-        hidden_reset, hidden_update, hidden_new = hidden.chunk(3, dim=-1)
-        update = torch.sigmoid(update + hidden_update)
-        new = torch.tanh(new + torch.sigmoid(reset + hidden_reset) * hidden_new)
-        return (new + update * (state[0] - new),)
-    enter, forget, new, out = (gates + hidden).chunk(4, dim=-1)
-    memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(out) * torch.tanh(memory), memory
-
-
-def run(rnn: nn.GRU | nn.LSTM, x: Tensor, start: list[State]) -> Tensor:
-    """All steps of all layers, from states of their own: `[batch, m, size]` to `[batch, m, hidden]`."""
-    stacked = tuple(torch.stack(part) for part in zip(*start, strict=True))
-    states: Tensor = rnn(x, stacked if isinstance(rnn, nn.LSTM) else stacked[0])[0]
-    return states
-
-
-def stack_step(rnn: nn.GRU | nn.LSTM, x: Tensor, layers: list[State]) -> list[State]:
-    """One step of all layers; `[rows, size]`."""
-    made = []
-    for number, state in enumerate(layers):
-        weights = weights_of(rnn, number)
-        state = cell_step(functional.linear(x, weights.input, weights.input_bias), state, weights)
-        made.append(state)
-        x = state[0]
-        if rnn.dropout and rnn.training and number + 1 < len(layers):
-            x = functional.dropout(x, rnn.dropout)
-    return made
 
 
 class Start(nn.Module):

@@ -5,22 +5,11 @@
 (Cho et al. 2014.) s₀ is zero, or tanh(W c). With all words given the decoder runs in one pass.
 """
 
-import torch
 from torch import Tensor, nn
 
-from regard.models.recurrent.encoder import Cell, RecurrentEncoder
-from regard.models.recurrent.parts import (
-    DeepOutput,
-    Kept,
-    Reading,
-    Recurrent,
-    Start,
-    State,
-    ends,
-    from_nothing,
-    run,
-    stack_step,
-)
+from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
+from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.recurrent.parts import DeepOutput, Kept, Reading, Recurrent, Start, ends, from_nothing
 from regard.models.transformer import Embedding
 
 
@@ -56,9 +45,8 @@ class Vanilla(Recurrent):
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         context = self.encoder.last(self.encode(source, lengths), lengths)
         words = self.target(target)
-        every = context.unsqueeze(1).expand(-1, words.shape[1], -1)
-        states = run(self.decoder, torch.cat([words, every], dim=-1), self.first(context))
-        return self.dropout(self.output(states, every, words))  # type: ignore[no-any-return]
+        states = run(self.decoder, words, self.first(context), constant=context)
+        return self.dropout(self.output(states, context.unsqueeze(1), words))  # type: ignore[no-any-return]
 
     def first(self, context: Tensor) -> list[State]:
         """The states that the decoder starts from."""
@@ -79,7 +67,8 @@ class Vanilla(Recurrent):
     def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
         (context,), word = state.kept.tensors, self.word(last)
-        layers = stack_step(self.decoder, torch.cat([word, context], dim=-1), state.layers)
+        weights = weights_of(self.decoder)
+        layers = stack_step(self.decoder, weights.gates(word) + weights.more(context), state.layers)
         logits = self.logits(self.output(layers[-1][0], context, word))
         return state._replace(layers=layers), logits.log_softmax(dim=-1)
 

@@ -1,0 +1,343 @@
+"""Translators beside what people train instead, on Multi30k: speed in one process, and what the kept runs have scored.
+
+    python -m benchmarks.translation --data FOLDER                  all; a quarter of an hour
+    python -m benchmarks.translation --data FOLDER --only beam      the cases with a word in their name
+    python -m benchmarks.translation --figure docs/translation_length.png
+
+FOLDER holds multi30k/train.en, train.de, val.en, val.de, test_2016_flickr.en and test_2016_flickr.de. The runs are
+those of `benchmarks.translation_quality`, kept in benchmarks/results; they are learned anew by it, not here.
+
+A side of a training step is forward, backward, clipping and AdamW (fused), over eight batches of the corpus, the same
+for both sides, in batches of one length or as they come. Both sides have the same weights: what is compared is their
+loss without dropout. torch's side is `nn.Transformer` as its tutorials have it: padded batches, masks, the loss over
+all places. The per-step loop is the one of the tutorials on attention: keys are projected, and logits read, in every
+step.
+"""
+
+import argparse
+import copy
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.harness import SEED, THREADS, Case, Finding, compare, lacking, machine, note, peak_extra, report, said
+from benchmarks.harness import table as rows_table
+from benchmarks.translation_quality import PARTS, corpora
+from regard import Translator, load, look
+from regard.data.pairs import PADDING, PairBatch, TokenBatches, pair_batch
+from regard.data.vocabularies import vocabularies
+from regard.estimators.learning import adamw
+from regard.estimators.translating import searched
+from regard.layers import Block, Decoder, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
+from regard.layers.likelihood import cross_entropy
+from regard.masks import padding
+from regard.models.recurrent import Bahdanau, bahdanau
+from regard.models.transformer import Embedding, Transformer
+
+MODULE = "benchmarks.translation"
+RESULTS = Path(__file__).parent / "results"
+FILES = [f"multi30k/{part}.{language}" for part in PARTS for language in ("en", "de")]
+SMOOTHING = 0.1
+BOUNDS = {"rnn-en-de": None, "bahdanau-en-de": 35.0, "luong-en-de": 35.0, "transformer-en-de": 39.0}
+"""BLEU that runs must reach."""
+DATA = "REGARD_BENCHMARK_DATA"
+data_folder: Path | None = None
+
+
+@cache
+def coded() -> tuple[list[list[int]], list[list[int]], int]:
+    """The tokens of the training part, and how many kinds there are."""
+    assert data_folder is not None
+    pairs = corpora(data_folder, "en", "de")["train"]
+    known = vocabularies(*pairs, tokens="pieces", count=8000, joint=True, lower=False)
+    return known.coded(pairs.source), known.coded(pairs.target, target=True), known.sizes[0]
+
+
+def batches(count: int, *, by_length: bool) -> list[PairBatch]:
+    """Batches of about 2,048 target tokens: of one length each, or as the sentences come."""
+    sources, targets, _ = coded()
+    made = TokenBatches(sources, targets, 2048, (SEED, 0))
+    if by_length:
+        return [batch for batch, _ in zip(made, range(count), strict=False)]
+    at_once = 128
+    return [
+        pair_batch(sources[at : at + at_once], targets[at : at + at_once]) for at in range(0, count * at_once, at_once)
+    ]
+
+
+class Training(NamedTuple):
+    """Two models with one set of weights, and what they are to learn from."""
+
+    ours: Any
+    peer: Any
+    batches: list[PairBatch]
+    optimizers: tuple[Any, Any]
+
+
+def learned(
+    model: nn.Module, optimizer: Any, losses: Callable[[PairBatch], Tensor], some: list[PairBatch]
+) -> list[Tensor]:
+    """One step a batch; the last loss."""
+    model.train()
+    for batch in some:
+        optimizer.zero_grad()
+        loss = losses(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return [loss.detach()]
+
+
+@torch.no_grad()
+def loss_alone(model: nn.Module, loss: Callable[[PairBatch], Tensor], batch: PairBatch) -> list[Tensor]:
+    """The loss of one batch without dropout."""
+    model.eval()
+    return [loss(batch)]
+
+
+def our_loss(model: Any) -> Callable[[PairBatch], Tensor]:
+    """As `Translator` has it: of what is to be said alone."""
+
+    def loss(batch: PairBatch) -> Tensor:
+        read, told = batch.target[:, :-1], batch.target[:, 1:]
+        rows, real = model.rows(batch.source, batch.lengths, read), told != PADDING
+        weight, bias = model.reader
+        return cross_entropy(rows[real], weight, told[real], bias, smoothing=SMOOTHING)
+
+    return loss
+
+
+def plain_loss(logits: Tensor, told: Tensor) -> Tensor:
+    """The loss over all places, where padding is passed over."""
+    return functional.cross_entropy(
+        logits.flatten(0, 1), told.flatten(), ignore_index=PADDING, label_smoothing=SMOOTHING
+    )
+
+
+class Theirs(nn.Module):
+    """torch's Transformer between an embedding and a tied readout, as its tutorials have it."""
+
+    def __init__(self, vocabulary: int, size: int = 128, heads: int = 4, blocks: int = 4, hidden: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, size)
+        nn.init.normal_(self.embedding.weight, std=size**-0.5)
+        self.body = nn.Transformer(size, heads, blocks, blocks, hidden, 0.3, batch_first=True, norm_first=True)
+        self.place, self.dropout, self.size = Sinusoidal(size), nn.Dropout(0.3), size
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.place(self.embedding(tokens) * self.size**0.5))  # type: ignore[no-any-return]
+
+    def loss(self, batch: PairBatch) -> Tensor:
+        read, told = batch.target[:, :-1], batch.target[:, 1:]
+        hidden = batch.source == PADDING
+        future = nn.Transformer.generate_square_subsequent_mask(read.shape[1], dtype=torch.bool)
+        rows = self.body(
+            self.embed(batch.source),
+            self.embed(read),
+            tgt_mask=future,
+            tgt_is_causal=True,
+            src_key_padding_mask=hidden,
+            memory_key_padding_mask=hidden,
+            tgt_key_padding_mask=read == PADDING,
+        )
+        return plain_loss(functional.linear(rows, self.embedding.weight), told)
+
+
+def as_ours(theirs: Theirs) -> Transformer:
+    """The same model of our layers, with the same weights."""
+    body, size = theirs.body, theirs.size
+    shared = Embedding(theirs.embedding.num_embeddings, size, positions=Sinusoidal(size), scale=size**0.5, dropout=0.3)
+    shared.token.load_state_dict(theirs.embedding.state_dict())
+
+    def block(layer: Any) -> Block:
+        feed_forward = FeedForward(size, layer.linear1.out_features, activation=torch.relu)
+        feed_forward.input.load_state_dict(layer.linear1.state_dict())
+        feed_forward.output.load_state_dict(layer.linear2.state_dict())
+        attention = MultiHeadAttention.from_torch(layer.self_attn)
+        cross = MultiHeadAttention.from_torch(layer.multihead_attn) if hasattr(layer, "multihead_attn") else None
+        made = Block(attention, feed_forward, cross=cross, dropout=0.3)
+        norms = [made.attention_norm, *([made.cross_norm] if cross else []), made.feed_forward_norm]
+        for number, norm in enumerate(norms, 1):
+            norm.load_state_dict(getattr(layer, f"norm{number}").state_dict())
+        return made
+
+    encoder_blocks, decoder_blocks = iter(body.encoder.layers), iter(body.decoder.layers)
+    return Transformer(
+        shared,
+        shared,
+        Encoder(len(body.encoder.layers), lambda: block(next(encoder_blocks)), norm=copy.deepcopy(body.encoder.norm)),
+        Decoder(len(body.decoder.layers), lambda: block(next(decoder_blocks)), norm=copy.deepcopy(body.decoder.norm)),
+    )
+
+
+def transformers(by_length: bool) -> Callable[[int], Training]:
+    def build(seed: int) -> Training:
+        torch.manual_seed(seed)
+        theirs = Theirs(coded()[2])
+        ours = as_ours(theirs)
+        some = batches(8, by_length=by_length)
+        return Training(ours, theirs, some, (adamw(ours, 1e-4, 0.01), adamw(theirs, 1e-4, 0.01)))
+
+    return build
+
+
+def step_by_step(model: Bahdanau) -> Callable[[PairBatch], Tensor]:
+    """The loop of the tutorials, with the model's own weights."""
+
+    def loss(batch: PairBatch) -> Tensor:
+        read, told = batch.target[:, :-1], batch.target[:, 1:]
+        memory = model.encode(batch.source, batch.lengths)
+        [[state]] = model.first(memory, batch.lengths)
+        logits = []
+        for place in range(read.shape[1]):
+            word = model.target(read[:, place : place + 1])
+            weight = look(state.unsqueeze(1), memory, score=model.score, mask=padding(batch.lengths))
+            context = weight @ memory
+            _, moved = model.decoder(torch.cat([word, context], dim=-1), state.unsqueeze(0))
+            state = moved[0]
+            row = model.dropout(model.output(state, context.squeeze(1), word.squeeze(1)))
+            logits.append(model.logits(row))
+        return plain_loss(torch.stack(logits, dim=1), told)
+
+    return loss
+
+
+def recurrences(seed: int) -> Training:
+    torch.manual_seed(seed)
+    vocabulary = coded()[2]
+    ours = bahdanau(vocabulary, vocabulary, size=256, hidden=256, dropout=0.3, shared=True, tied=True)
+    peer = copy.deepcopy(ours)
+    return Training(ours, peer, batches(8, by_length=True), (adamw(ours, 1e-4, 0.01), adamw(peer, 1e-4, 0.01)))
+
+
+def training_case(name: str, build: Callable[[int], Training], peer_loss: Callable[[Any], Any]) -> Case[Training]:
+    def side(number: int, loss_of: Callable[[Any], Any]) -> Callable[[Training], Sequence[Tensor]]:
+        def run(given: Training) -> Sequence[Tensor]:
+            model = given[number]
+            return learned(model, given.optimizers[number], loss_of(model), given.batches)
+
+        return run
+
+    def alone(number: int, loss_of: Callable[[Any], Any]) -> Callable[[Training], Sequence[Tensor]]:
+        return lambda given: loss_alone(given[number], loss_of(given[number]), given.batches[0])
+
+    return Case(
+        name,
+        build,
+        side(0, our_loss),
+        side(1, peer_loss),
+        time_bound=1 / 1.5,
+        memory_bound=1.0,
+        short=lambda seed: build(seed)._replace(batches=batches(1, by_length=True)),
+        alike=(alone(0, our_loss), alone(1, peer_loss)),
+    )
+
+
+CASES = [
+    training_case("Transformer, batches of one length / nn.Transformer", transformers(True), lambda model: model.loss),
+    training_case("Transformer, batches as they come / nn.Transformer", transformers(False), lambda model: model.loss),
+    training_case("Bahdanau, training / the loop of the tutorials", recurrences, step_by_step),
+]
+
+
+def beam_search(data: Path, model: Path | None) -> Finding:
+    """Beam 5 over test_2016: batched, and sentence by sentence, with the same model."""
+    parts = corpora(data, "en", "de")
+    if model is None:
+        settings = {"size": 128, "hidden": 256, "blocks": 4, "epochs": 3, "random_state": SEED}
+        translator = Translator("transformer", **settings).fit(*parts["train"], validation=parts["val"])
+    else:
+        translator = load(model)
+    sources = translator.vocabularies_.coded(parts[PARTS[-1]].source)
+    search = partial(searched, translator.model_, size=5, penalty=1.0, longest=translator.longest)
+    search(sources[:50])
+    began = time.perf_counter()
+    together = search(sources)
+    middle = time.perf_counter()
+    alone = [search([source])[0] for source in sources]
+    ours, peer = middle - began, time.perf_counter() - middle
+    same = sum(one == other for one, other in zip(together, alone, strict=True)) / len(sources)
+    measured = f"{peer / ours:.1f} × ({ours:.1f} s and {peer:.1f} s), {same:.1%} of translations the same"
+    return Finding("beam 5 over test_2016, batched / sentence by sentence", "≥ 3 ×", measured, said(peer >= 3 * ours))
+
+
+def kept_runs() -> list[Finding]:
+    """What the runs in the results have scored."""
+    found = []
+    for file in sorted(RESULTS.glob("translation/*.json")):
+        run = json.loads(file.read_text())
+        bound = BOUNDS.get(file.stem)
+        measured = f"BLEU {run['bleu']:.2f} ({run['signature']}), chrF {run['chrf']:.2f}, {run['minutes']:.0f} minutes"
+        reached = "" if bound is None else said(run["bleu"] >= bound and run["minutes"] <= 90)
+        found.append(Finding(f"run {file.stem}", "" if bound is None else f"≥ {bound:g} in 90 min", measured, reached))
+    return found
+
+
+def length_figure(path: Path) -> None:
+    """BLEU by the length of the source, for the runs from English to German."""
+    from regard.plots import BLUE, CYCLE, MARKERS, bare, fresh
+
+    axes = fresh(7, 4.2)
+    names = {"rnn": "one context vector (rnn)", "bahdanau": "attention (bahdanau)", "transformer": "Transformer"}
+    for colour, mark, (run, name) in zip((*CYCLE[:2], BLUE), MARKERS, names.items(), strict=False):
+        file = RESULTS / "translation" / f"{run}-en-de.json"
+        if file.exists():
+            bins = json.loads(file.read_text())["bleu_by_length"]
+            axes.plot([b["words"] for b in bins], [b["bleu"] for b in bins], f"{mark}-", color=colour, label=name, lw=2)
+            axes.set_xticks(range(len(bins)), [f"{b['words']}\n({b['sentences']})" for b in bins])
+    axes.set(xlabel="words of the source  (sentences)", ylabel="BLEU on test_2016", ylim=(0, None))
+    axes.set_title("Without attention, long sentences are lost", loc="left")
+    axes.legend(frameon=False)
+    bare(axes).figure.savefig(path)
+    note(f"figure → {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    global data_folder
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="with multi30k in it")
+    parser.add_argument("--only", metavar="NAME", default="", help="cases whose name has this in it")
+    parser.add_argument("--model", metavar="FOLDER", type=Path, help="a translator to search with; else one is learned")
+    parser.add_argument("--repeats", metavar="N", type=int, default=6)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write what was found to a file")
+    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw BLEU by the length of the source, and stop")
+    parser.add_argument("--memory", nargs=2, metavar=("CASE", "SIDE"), help="peak extra bytes of one side, alone")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(THREADS)
+    if options.figure:
+        length_figure(options.figure)
+        return
+    options.data = options.data or (Path(os.environ[DATA]) if DATA in os.environ else None)
+    missing = lacking(options.data, FILES, MODULE)
+    if missing:
+        report([Finding("training and beam search", "", missing, "not run"), *kept_runs()], machine(), options.json)
+        return
+    data_folder = options.data
+    os.environ[DATA] = str(data_folder)  # for the processes whose memory is taken
+    if options.memory:
+        name, side = options.memory
+        print(peak_extra(next(case for case in CASES if case.name == name), side))
+        return
+    rows = []
+    for case in CASES:
+        if options.only in case.name:
+            note(case.name)
+            rows.append(compare(case, MODULE, options.repeats))
+    if rows:
+        Console(width=None if sys.stdout.isatty() else 200).print(rows_table(rows))
+    beams = [beam_search(options.data, options.model)] if options.only in "beam 5 over test_2016" else []
+    report([*beams, *kept_runs()], machine(), options.json)
+
+
+if __name__ == "__main__":
+    main()

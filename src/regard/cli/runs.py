@@ -1,0 +1,31 @@
+"""A long training from the command line: its run is kept beside the model folder, in NAME.run, until it is over."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.saving import CONFIG
+
+
+def run_of(out: Path) -> Path:
+    """Where the run is kept while it lasts."""
+    return out.with_name(f"{out.name}.run")
+
+
+def written(out: Path) -> None:
+    """The model is in its folder: the run is no longer needed."""
+    shutil.rmtree(run_of(out), ignore_errors=True)
+
+
+@contextmanager
+def kept_run(out: Path) -> Iterator[Path]:
+    """The run's folder. Who stops it is told what it leaves, and how it goes on."""
+    run = run_of(out)
+    try:
+        yield run
+    except KeyboardInterrupt:
+        if not (run / CONFIG).exists():
+            raise KeyboardInterrupt("nothing was learned yet that could be kept") from None
+        told = f"the run is kept in {run}; the same command with --resume goes on with it"
+        raise KeyboardInterrupt(told) from None

@@ -1,0 +1,69 @@
+"""Pictures that only the tour needs, of arrays: narrow and tall, so that a phone shows their letters at their size."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.plots import BLUE, VERMILION, alignment_map
+
+Array = Any
+WIDTH = 5.2
+"""Inches."""
+
+
+def tall(height: float) -> Any:
+    """A figure for axes that stand one above the other."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def draw_bags(bags: Sequence[tuple[Array, Array]]) -> Any:
+    """A row for each bag: its digits [n, 64], and below each its weight, of [n], as a bar."""
+    figure = tall(0.95 * len(bags) + 0.4)
+    wide = max(len(weights) for _, weights in bags)
+    grid = figure.subplots(len(bags), wide, squeeze=False)
+    for row, (pixels, weights) in zip(grid, bags, strict=True):
+        for axes in row:
+            axes.set_axis_off()
+        for axes, image, weight in zip(row, pixels.reshape(-1, 8, 8), weights, strict=False):
+            axes.imshow(image, cmap="Greys", extent=(0, 8, 0, 8))
+            axes.barh(-1.2, 8, height=1.2, color="#e8e8e8")
+            axes.barh(-1.2, 8 * weight, height=1.2, color=BLUE)
+            axes.text(4, -2.2, f"{weight:.0%}", ha="center", va="top", fontsize="small")
+            axes.set(xlim=(0, 8), ylim=(-5, 8))
+    figure.supxlabel("bars: the weight of each digit in its bag", fontsize="medium")
+    return figure
+
+
+def draw_maps(maps: Sequence[tuple[str, Array, Sequence[str]]], height: float) -> Any:
+    """Maps of pieces by pieces, two in a row, each a title, weights [n, n] and the pieces [n]."""
+    figure = tall(height)
+    places = figure.subplots((len(maps) + 1) // 2, 2, squeeze=False).flat
+    for axes, (title, weights, pieces) in zip(places, maps, strict=False):
+        alignment_map(weights, pieces, pieces, axes)
+        axes.set_title(title, loc="left", fontsize="medium")
+        axes.set(xlabel="looked at", ylabel="looks")
+    for axes in list(places):
+        axes.set_axis_off()
+    return figure
+
+
+def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int, int], Array]]]) -> Any:
+    """A row for each image [h, w]: itself, then each cell (y, x) that looks in a frame, and its weights [h, w]."""
+    from matplotlib.patches import Rectangle
+
+    figure = tall(1.35 * len(images) + 0.3)
+    grid = figure.subplots(len(images), 1 + max(map(len, looks)), squeeze=False)
+    for row, image, some in zip(grid, images, looks, strict=True):
+        row[0].imshow(image, cmap="Greys")
+        for axes, ((y, x), weights) in zip(row[1:], some, strict=True):
+            axes.imshow(weights, cmap="Blues", vmin=0)
+            axes.contour(image, levels=[0.5 * float(image.max())], colors="#666666", linewidths=0.8)
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=VERMILION, linewidth=2))
+        for axes in row:
+            axes.set_xticks([])
+            axes.set_yticks([])
+    grid[0, 0].set_title("the digit", fontsize="medium")
+    for number, axes in enumerate(grid[0, 1:], 1):
+        axes.set_title(f"cell {number} looks", fontsize="medium")
+    return figure
