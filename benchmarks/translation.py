@@ -294,9 +294,11 @@ def length_figure(path: Path) -> None:
         if file.exists():
             bins = json.loads(file.read_text())["bleu_by_length"]
             axes.plot([b["words"] for b in bins], [b["bleu"] for b in bins], f"{mark}-", color=colour, label=name, lw=2)
-            axes.set_xticks(range(len(bins)), [f"{b['words']}\n({b['sentences']})" for b in bins])
+            axes.set_xticks(
+                range(len(bins)), [f"{b['words'].replace(' and more', '+')}\n({b['sentences']})" for b in bins]
+            )
     axes.set(xlabel="words of the source  (sentences)", ylabel="BLEU on test_2016", ylim=(0, None))
-    axes.set_title("Without attention, long sentences are lost", loc="left")
+    axes.set_title("Without attention, more is lost the longer the sentence", loc="left")
     axes.legend(frameon=False)
     bare(axes).figure.savefig(path)
     note(f"figure → {path}")
