@@ -159,7 +159,7 @@ CASES = [
 ]
 
 
-def quality(data: Path, attention: str, epochs: int, features: Path) -> list[Finding]:
+def quality(data: Path, attention: str, epochs: int, features: Path, models: Path | None) -> list[Finding]:
     """Learn from the training photos, and score on dev."""
     folder = data / "flickr8k"
     learned = read_captions(folder / "captions.train.tsv", folder / "images")
@@ -172,6 +172,8 @@ def quality(data: Path, attention: str, epochs: int, features: Path) -> list[Fin
     begin = time.perf_counter()
     captioner.fit(learned.images, learned.captions)
     seconds = time.perf_counter() - begin
+    if models is not None:
+        captioner.save(models / attention)
     scores = captioner.scores(asked.images, asked.captions)
     note(f"{attention}: validations {[round(-one, 1) for one in captioner.history_.validation]}")
     for path, caption in zip(asked.images[:5], captioner.caption(asked.images[:5]), strict=True):
@@ -202,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
     parser.add_argument("--data", metavar="FOLDER", type=Path)
     parser.add_argument("--features", metavar="FOLDER", type=Path, default=Path("features"), help="for the grids")
+    parser.add_argument("--models", metavar="FOLDER", type=Path, help="where the models are kept; else they are not")
     parser.add_argument("--only", metavar="NAME", default="", help="what has this in its name")
     parser.add_argument("--epochs", metavar="N", type=int, help="fewer, for a look")
     parser.add_argument("--repeats", metavar="N", type=int, default=10)
@@ -231,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             findings += (
                 [Finding(name, f"BLEU-4 ≥ {MUST}", missing, "not run")]
                 if missing
-                else quality(options.data, attention, epochs, options.features)
+                else quality(options.data, attention, epochs, options.features, options.models)
             )
     if findings:
         report(findings, machine(), options.json)

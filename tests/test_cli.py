@@ -316,3 +316,8 @@ def test_a_killed_fit_keeps_the_old_model(here):
     assert held("model") == before
     run(*words)
     assert held("model")["config.json"] != before["config.json"]
+
+
+def test_the_module_is_the_command_and_knows_its_version():
+    asked = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
+    assert asked.stdout == f"regard {regard.__version__}\n"

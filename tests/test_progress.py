@@ -1,6 +1,7 @@
 """Work within work shows one display, with a line for each."""
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -57,3 +58,12 @@ def test_without_a_terminal_nothing_is_written(monkeypatch):
         inner.note(done=1)
         outer.note(done=1)
     assert screen.getvalue() == ""
+
+
+def test_what_is_printed_meanwhile_goes_where_it_was_to_go(terminal, capsys):
+    with ProgressBar("outer", 2) as outer:
+        outer.note(done=1)
+        assert outer.bar.live.is_started
+        sys.stdout.write("a line\n")
+    assert capsys.readouterr().out == "a line\n"
+    assert "a line" not in terminal.getvalue()

@@ -65,5 +65,6 @@ def display(shown: bool) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        redirect_stdout=False,  # else what is printed meanwhile would go to stderr
         disable=not (shown and console.is_terminal),
     )

@@ -72,6 +72,24 @@ app = typer.Typer(
 )
 
 
+def tell_version(asked: bool) -> None:
+    """The version, and no more."""
+    if asked:
+        from regard import __version__
+
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def regard(
+    version: Annotated[
+        bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Attention on your own data: every prediction shows its evidence."""
+
+
 Table = Annotated[
     Path,
     typer.Argument(

@@ -1,7 +1,9 @@
 """What the command line does with pairs of sentences: a `Translator` that learns from them, and translates."""
 
 import json
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +11,7 @@ from regard.cli.pictures import drawn
 from regard.cli.runs import kept_run, written
 from regard.cli.settings import settings_in
 from regard.data.pairs import read_lines, read_pairs
+from regard.progress import ProgressBar
 from regard.saving import write_text
 
 if TYPE_CHECKING:
@@ -119,8 +122,18 @@ def predictions(model: Any, *_: Any) -> "DataFrame":
 def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Iterator[str]:
     """Translations in the order of the lines, as they come; what cannot be translated is refused before the first."""
     model.asked(lines)
-    for start in range(0, len(lines), AT_ONCE):
-        yield from model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty)
+    with whole_bar(len(lines)) as bar:
+        for start in range(0, len(lines), AT_ONCE):
+            yield from model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty)
+            if bar is not None:
+                bar.note(done=start + AT_ONCE)
+
+
+def whole_bar(lines: int) -> AbstractContextManager[ProgressBar | None]:
+    """A bar over those of each part, where there are several parts, and no lines on the screen between them."""
+    if lines <= AT_ONCE or sys.stdout.isatty():
+        return nullcontext()
+    return ProgressBar("translating all", lines)
 
 
 def check_alignments(model: Any, path: Path) -> None:

@@ -17,6 +17,7 @@ from regard.estimators.learning import adamw
 from regard.estimators.seeing import Kept, Shown, Sight, kept
 from regard.estimators.telling import told
 from regard.models.captioner import CaptionDecoder
+from regard.models.hard_captioner import HardCaptionDecoder
 from regard.training import Checkpoint, History, Team, train, warm_cosine
 
 MEASURED = 500
@@ -112,6 +113,8 @@ def learn_from(
         return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
 
     steps = settings.epochs * math.ceil(len(batches(0)) / settings.accumulate)
+    if isinstance(decoder, HardCaptionDecoder):
+        decoder.soft_steps = round(settings.soft_start * settings.accumulate * steps)
     return train(
         model,
         batches,

@@ -27,6 +27,7 @@ from regard.estimators.learning import check_between, check_choice, check_from_z
 from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.telling import grids_of, told
+from regard.layers.checks import share
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
@@ -54,6 +55,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     tied            words are read by their own vectors
     spread          λ of the doubly stochastic term, which asks that each cell be looked at about once; 0: off
     samples, reward, entropy, expected   of hard attention, see `HardCaptionDecoder`
+    soft_start      the share of its steps, the first ones, in which hard attention learns as soft attention does
     epochs          passes over the captions, in batches of `batch_size`
     learning_rate   of AdamW, after `warm` steps; it falls along a cosine
     smoothing       how much of each target is given to all words alike
@@ -93,6 +95,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         reward: float = 1.0,
         entropy: float = 0.002,
         expected: float = 0.5,
+        soft_start: float = 0.5,
         epochs: int = 20,
         batch_size: int = 64,
         accumulate: int = 1,
@@ -126,6 +129,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         self.reward = reward
         self.entropy = entropy
         self.expected = expected
+        self.soft_start = soft_start
         self.epochs = epochs
         self.batch_size = batch_size
         self.accumulate = accumulate
@@ -300,3 +304,4 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         check_between(self, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
         check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
         check_from_zero(self, reward=math.inf, entropy=math.inf)
+        share("soft_start", self.soft_start)

@@ -7,7 +7,8 @@ The reward of a draw is the log probability of the words from it on: those befor
 add nothing but noise. The baseline is b for each of these n_t words, and b ← 0.9 b + 0.1 log p a word, batch by batch:
 as it does not depend on the draw, the mean stays and the variance falls. The entropy of α is added, and with
 probability 0.5 a caption takes the expected cell Σ_i α_i a_i at each of its words, through which the gradient goes as
-in soft attention.
+in soft attention. An encoder that is trained along needs more of that gradient before its cells are worth drawing: all
+captions of the first `soft_steps` take the expected cell.
 """
 
 import torch
@@ -30,11 +31,12 @@ class HardCaptionDecoder(CaptionDecoder):
 
     To draw when captions are written too, give `step` a weighing: `partial(decoder.step, weigh=HardSample())`.
 
-    samples    how many times the cells of each caption are drawn
-    reward     the weight of the draws' gradient
-    entropy    the weight of the entropy
-    expected   the share of captions that take the expected cell
-    others     the arguments of `CaptionDecoder`
+    samples      how many times the cells of each caption are drawn
+    reward       the weight of the draws' gradient
+    entropy      the weight of the entropy
+    expected     the share of captions that take the expected cell
+    soft_steps   how many first calls of `loss` in `train` mode take it for all captions
+    others       the arguments of `CaptionDecoder`
 
     >>> import torch
     >>> decoder = HardCaptionDecoder(50, 7, size=8, hidden=16, attention=8).eval()
@@ -44,6 +46,7 @@ class HardCaptionDecoder(CaptionDecoder):
 
     weigh: Weighing = staticmethod(hard)
     baseline: Tensor  # []  log p a word, as it was lately
+    steps: Tensor  # []  how many there were
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class HardCaptionDecoder(CaptionDecoder):
         reward: float = 1.0,
         entropy: float = 0.002,
         expected: float = 0.5,
+        soft_steps: int = 0,
     ) -> None:
         super().__init__(
             vocabulary,
@@ -72,7 +76,8 @@ class HardCaptionDecoder(CaptionDecoder):
             tied=tied,
         )
         self.samples, self.expected = positive("samples", samples), share("expected", expected)
-        self.reward, self.entropy = reward, entropy
+        self.reward, self.entropy, self.soft_steps = reward, entropy, soft_steps
+        self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("baseline", -torch.tensor(float(vocabulary)).log())  # of words that are all alike
 
     def draw(self, words: Tensor) -> Draw:
@@ -80,12 +85,13 @@ class HardCaptionDecoder(CaptionDecoder):
         if not self.training:
             return Draw(None, torch.zeros(len(words), dtype=torch.bool, device=words.device))
         shot = torch.rand(words.shape, dtype=torch.float64, device=words.device)
-        return Draw(shot, torch.rand(len(words), device=words.device) < self.expected)
+        expected = self.expected if self.steps >= self.soft_steps else 1.0
+        return Draw(shot, torch.rand(len(words), device=words.device) < expected)
 
     def loss(self, grid: Tensor, words: Tensor, *, spread: float = 0.0, smoothing: float = 0.0) -> Tensor:
         """As soft attention's; its gradient is the estimate, its value -log p given the cells that were drawn.
 
-        In `train` mode the baseline moves.
+        In `train` mode the baseline moves, and the step counts.
         """
         if self.samples > 1:
             grid, words = grid.repeat_interleave(self.samples, dim=0), words.repeat_interleave(self.samples, dim=0)
@@ -102,6 +108,7 @@ class HardCaptionDecoder(CaptionDecoder):
             cost = cost + spread * unevenness(told.weights, real).sum()
         if self.training:
             self.baseline += (1 - KEPT) * (gained.sum() / real.sum() - self.baseline)
+            self.steps += 1
         return cost / real.sum()
 
     def advantage(self, gained: Tensor, real: Tensor) -> Tensor:
