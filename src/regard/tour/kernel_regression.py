@@ -138,7 +138,7 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
         "A prediction is training rows with weights, and can show them",
         "The five patients that count most for the prediction of a new one, what was seen of them a year later, and the"
         " weight of all others together. A local line can weigh rows below 0; all weights add up to 1. Linear"
-        f" regression has an R² of {plane:.2f} on this table, and kernels {score:.2f}: what they add here is the evidence.",
+        f" regression has an R² of {plane:.2f} on this table, kernels {score:.2f}: what they add is the evidence.",
         f"Bars of weights of five training rows with their targets, and a bar of all other rows. {predicted:.0f} was"
         f" predicted, {true:.0f} was seen.",
     )
