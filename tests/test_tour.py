@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 
+import numpy as np
 import pytest
 import torch
 from browser import CHROMIUM, browser
@@ -13,12 +14,15 @@ from typer.testing import CliRunner
 
 import regard.cli.tour
 from regard.cli import app
+from regard.models.grids import SmallResNet
 from regard.tour import STATIONS, Station, chosen, tour
+from regard.tour.captions import OneVector, unevenness
 from regard.tour.page import number
 from regard.tour.station import Passage, Picture, Row, Saved
 from regard.tour.transformer import trigrams
 
 LATER = {"Writer, 2 blocks", "ConvNet with attention", "bahdanau", "luong", "Transformer, 2 blocks"}
+LATER |= {"soft attention", "hard attention", "weight on what is named", "soft, λ = 0.1"}
 """Models that a quick tour trains too shortly to be sure that they are better than their baselines."""
 
 
@@ -72,7 +76,7 @@ def test_the_page_holds_all_that_was_found(toured):
     inside = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
     files = [out / visit.station.name / f"{p.name}.png" for visit in visits for p in visit.findings if p in pictures]
     assert inside == [path.read_bytes() for path in files]
-    assert len(set(inside)) == len(inside) >= 9
+    assert len(set(inside)) == len(inside) >= 11
     for picture in pictures:
         assert 2 <= picture.text.count(". ") + 1 <= 5
         assert len(picture.alt) > 40
@@ -84,7 +88,7 @@ def test_the_page_holds_all_that_was_found(toured):
 def test_the_models_of_the_tour_open(toured):
     _, _, visits = toured
     saved = [found for visit in visits for found in visit.findings if isinstance(found, Saved)]
-    assert len(saved) == 5
+    assert len(saved) == 7
     for found in saved:
         for command in found.commands:
             echo, _, piped = command.rpartition(" | ")
@@ -106,7 +110,7 @@ def test_the_page_in_a_real_browser(toured, tmp_path):
             assert tab.complaints() == []
             assert tab.asked_for() == [page.as_uri()]
             assert min(tab.value("[...document.images].map(image => image.naturalWidth)")) > 0
-            assert tab.value("document.images.length") >= 9
+            assert tab.value("document.images.length") >= 11
             assert tab.value("document.documentElement.scrollWidth") <= width
             assert tab.value("[...document.images].every(image => image.alt)")
             shown = tab.value("[...document.images].map(image => image.getBoundingClientRect().width)")
@@ -170,7 +174,7 @@ def test_the_page_is_written_after_each_station(tmp_path):
 
 def test_some_stations_alone_find_the_same(tmp_path, monkeypatch):
     visits = recorded(monkeypatch, (small("first"), small("second"), small("third")))
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    state = torch.get_rng_state()
     assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path)]).exit_code == 0
     assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path), "--only", "third, second"]).exit_code == 0
     assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path), "--only", "first", "--seed", "3"]).exit_code == 0
@@ -179,13 +183,33 @@ def test_some_stations_alone_find_the_same(tmp_path, monkeypatch):
     assert rows[1:3] == rows[3:5]
     assert 3 <= rows[5].score != rows[0].score + 3
     assert torch.equal(torch.get_rng_state(), state)  # and what comes after the tour is as it was
-    assert torch.get_num_threads() == threads
+
+
+def test_a_station_has_as_many_threads_as_it_says(tmp_path):
+    seen = []
+
+    def visit(folder, seed, quick):
+        seen.append(torch.get_num_threads())
+        yield from ()
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        stations = [Station(f"{most}", "A few", "Small.", visit, 0, threads=most) for most in (1, None, 2, 8)]
+        assert not [visit.error for visit in tour(stations, tmp_path) if visit.error]
+        assert seen == [1, 3, 2, 3]
+        assert torch.get_num_threads() == 3  # and what comes after the tour is as it was
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_station_that_is_not_there(tmp_path):
     result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour"), "--only", "bags,zoo"])
     assert result.exit_code == 1
-    assert result.stderr == "error: a station must be one of kernel, bags, seq2seq, layer, transformer, got 'zoo'\n"
+    assert (
+        result.stderr
+        == "error: a station must be one of kernel, bags, seq2seq, captions, layer, transformer, got 'zoo'\n"
+    )
     assert not (tmp_path / "tour").exists()
     assert chosen(STATIONS, []) == list(STATIONS)
 
@@ -212,3 +236,19 @@ def test_trigrams_are_counted_as_defined():
         chance = (follow.count(held[place]) + 0.5) / (len(follow) + 0.5 * len(letters))
         loss.append(-math.log(chance))
     assert trigrams(learned, held, smooth=0.5) == pytest.approx(math.exp(sum(loss) / len(loss)))
+
+
+def test_who_sees_one_vector_sees_the_mean_of_the_grid():
+    encoder, image = SmallResNet(5, image_size=24).double().eval(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
+    grid, one = encoder(image), OneVector(encoder)
+    assert grid.shape == (2, 5, 3, 3)
+    cells = [grid[:, :, row, column] for row in range(3) for column in range(3)]
+    torch.testing.assert_close(one(image)[:, :, 0, 0], sum(cells) / 9)
+    assert (one.image_size, one.channels) == (24, 5)
+
+
+def test_unevenness_is_how_far_cells_are_from_their_mean():
+    assert unevenness(np.full((3, 5), 0.7)) == pytest.approx(0)
+    alone = np.zeros((3, 5))
+    alone[1, 2] = 9.0
+    assert unevenness(alone) == pytest.approx(math.sqrt(15 - 1))

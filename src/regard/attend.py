@@ -41,7 +41,14 @@ class Engine(Protocol):
 
 
 class Look(NamedTuple):
-    """The largest weights of each query, falling. Where it may see fewer keys: index -1, weight 0."""
+    """The largest weights of each query, falling. Where it may see fewer keys: index -1, weight 0.
+
+    >>> import torch, regard
+    >>> key = torch.tensor([[1.0], [3.0], [2.0]])
+    >>> found = regard.look(torch.tensor([[1.0]]), key, mask=torch.tensor([True, False, True]), top=3)
+    >>> found.index.tolist(), [round(weight, 2) for weight in found.weight[0].tolist()]
+    ([[2, 0, -1]], [0.73, 0.27, 0.0])
+    """
 
     index: Tensor  # type: ignore[assignment]  # [..., q, top]  which keys
     weight: Tensor  # [..., q, top]  their weights, normalised over all keys the query may see

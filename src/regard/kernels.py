@@ -17,6 +17,12 @@ class Kernel(nn.Module):
     `bandwidth` is a positive number, a vector of them (one a feature), or an invertible matrix; the
     number h, the vector (h, …, h) and the matrix h·I are the same kernel. It is learned when it is an
     `nn.Parameter`, or made from one: `Gaussian(log_bandwidth.exp())`.
+
+    >>> import torch
+    >>> point, key = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
+    >>> same = (2.0, torch.tensor([2.0, 2.0]), 2.0 * torch.eye(2))
+    >>> [Gaussian(bandwidth).distance(point, key).item() for bandwidth in same]
+    [2.5, 2.5, 2.5]
     """
 
     bandwidth: Tensor
@@ -118,28 +124,52 @@ class Gaussian(Kernel):
 
 
 class Laplace(Kernel):
-    """log exp(-u)."""
+    """log exp(-u).
+
+    >>> import torch
+    >>> score = Laplace(2.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [5.0]]))
+    >>> score.double().exp().round(decimals=3).tolist()
+    [[1.0, 0.607, 0.082]]
+    """
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return -self.distance(query, key)
 
 
 class Epanechnikov(Kernel):
-    """log(1 - u²) for u < 1, else -inf."""
+    """log(1 - u²) for u < 1, else -inf.
+
+    >>> import torch
+    >>> score = Epanechnikov(2.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [5.0]]))
+    >>> score.double().exp().round(decimals=3).tolist()
+    [[1.0, 0.75, 0.0]]
+    """
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return supported(self.distance(query, key), lambda u: torch.log1p(-u.square()))
 
 
 class Boxcar(Kernel):
-    """0 for u < 1, else -inf: the plain average of the neighbours."""
+    """0 for u < 1, else -inf: the plain average of the neighbours.
+
+    >>> import torch
+    >>> score = Boxcar(2.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [5.0]]))
+    >>> score.double().exp().round(decimals=3).tolist()
+    [[1.0, 1.0, 0.0]]
+    """
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return supported(self.distance(query, key), lambda u: 0.0 * u)
 
 
 class Tricube(Kernel):
-    """3 log(1 - u³) for u < 1, else -inf: the kernel of LOESS."""
+    """3 log(1 - u³) for u < 1, else -inf: the kernel of LOESS.
+
+    >>> import torch
+    >>> score = Tricube(2.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [5.0]]))
+    >>> score.double().exp().round(decimals=3).tolist()
+    [[1.0, 0.67, 0.0]]
+    """
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return supported(self.distance(query, key), lambda u: 3.0 * torch.log1p(-u.pow(3)))

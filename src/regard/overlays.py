@@ -40,6 +40,11 @@ def image_strip(
     weights   [words, rows, columns]; the largest of each word is fully bright
     axes      to draw on, one more than words; else a figure of their own, with several rows where there are many
     marks     [words, 2] a row and column for each word, crossed: the cell that looks, where cells do
+
+    >>> import numpy as np
+    >>> image, weights = np.full((16, 16, 3), 0.8), np.eye(4).reshape(2, 2, 4) / 2
+    >>> [axes.get_title() for axes in image_strip(image, ["a", "dog"], weights)]
+    ['', 'a', 'dog']
     """
     image, weights = pixels(image), np.asarray(weights, dtype=float)
     if weights.ndim != 3 or len(weights) != len(words) or not all(weights.shape[1:]):

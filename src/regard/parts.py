@@ -18,7 +18,14 @@ from torch import Tensor
 
 
 class Attended(NamedTuple):
-    """What attending to some of the keys gave. A query that may see none: mean 0, log_weight -inf."""
+    """What attending to some of the keys gave. A query that may see none: mean 0, log_weight -inf.
+
+    >>> import torch, regard
+    >>> query, key, value = torch.ones(1, 1), torch.zeros(4, 1), torch.tensor([[1.0], [2.0], [3.0], [6.0]])
+    >>> mean, log_weight = regard.attend_parts(query, key, value)
+    >>> mean.item(), log_weight.exp().round().item()  # four keys of weight exp(0)
+    (3.0, 4.0)
+    """
 
     mean: Tensor  # [..., q, v]  weighted average of the values
     log_weight: Tensor  # [..., q]     log of the summed exp(score)

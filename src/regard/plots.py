@@ -38,6 +38,12 @@ def fit_curve(
     predictions  fits [m], by name
     truth        [m] the true function, where it is known
     spread       standard deviations [m] of fits, by name: drawn as a band of ± one
+
+    >>> import numpy as np
+    >>> x = np.linspace(0, 5, 40)
+    >>> axes = fit_curve(x, np.sin(x), x, {"too flat": 0.5 * np.sin(x)}, truth=np.sin(x))
+    >>> [text.get_text() for text in axes.get_legend().get_texts()]
+    ['data', 'truth', 'too flat']
     """
     x, y, grid = flat(x, "x"), flat(y, "y"), flat(grid, "grid")
     same_length(y=y, x=x)
@@ -76,6 +82,11 @@ def weight_map(
 
     With `queries` [q] and `keys` [k] rows and columns are sorted by them, and labelled with them. `most` is the
     weight of the darkest colour, so that two maps can be compared.
+
+    >>> import numpy as np
+    >>> axes = weight_map([[0.9, 0.1], [0.2, 0.8]], queries=[5.0, 2.0], keys=[4.0, 3.0])
+    >>> axes.images[0].get_array().tolist()  # rows and columns sorted
+    [[0.8, 0.2], [0.1, 0.9]]
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -115,6 +126,10 @@ def alignment_map(
     """Which piece looked at which: weights [queries, keys], every row and column labelled with its piece.
 
     Keys stand above, in reading order; queries from top to bottom.
+
+    >>> axes = alignment_map([[0.9, 0.1], [0.2, 0.8]], keys=["ein", "Hund"], queries=["a", "dog"])
+    >>> [label.get_text() for label in axes.get_xticklabels()]
+    ['ein', 'Hund']
     """
     weights = np.asarray(weights, dtype=float)
     if weights.shape != (len(queries), len(keys)) or not weights.size:
@@ -145,6 +160,10 @@ def evidence_bars(
 
     Weights below 0, which a local line can give, have a colour of their own. With `values`, the targets of the
     rows stand at their bars.
+
+    >>> axes = evidence_bars(["12", "7"], [0.5, 0.3], rest=0.2, values=[151.0, 75.0])
+    >>> [text.get_text() for text in axes.texts]
+    ['50.0%  →  151', '30.0%  →  75', '20.0%']
     """
     from matplotlib.ticker import PercentFormatter
 
@@ -188,6 +207,10 @@ def error_curves(
     errors       [repeats, n] by name, in standard deviations of what is predicted: 1 is no better than its mean
     parameters   how many each model has, by name: said in the legend, and drawn as a bar of its colour on the axis
     most         errors above this are cut off
+
+    >>> axes = error_curves([10, 100], {"small": [[0.9, 0.3], [0.7, 0.1]]}, parameters={"small": 20})
+    >>> axes.get_legend().get_texts()[0].get_text(), axes.lines[1].get_ydata().tolist()
+    ('small: 20 parameters', [0.8, 0.2])
     """
     from matplotlib.ticker import NullLocator, ScalarFormatter
 

@@ -75,7 +75,12 @@ def says(kind: Any, method: str) -> bool:
 
 
 class Constant:
-    """Every key answers every query alike: attention becomes the plain average."""
+    """Every key answers every query alike: attention becomes the plain average.
+
+    >>> import torch, regard
+    >>> regard.attend(torch.randn(1, 2), torch.randn(3, 2), torch.tensor([[1.0], [2.0], [6.0]]), score=constant).item()
+    3.0
+    """
 
     width = 1
 
@@ -87,7 +92,13 @@ class Constant:
 
 
 class Dot:
-    """query · key, or that over √d (Vaswani et al. 2017, equation 1)."""
+    """query · key, or that over √d (Vaswani et al. 2017, equation 1).
+
+    >>> import torch
+    >>> query, key = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    >>> dot(query, key).item(), scaled_dot(query, key).item()
+    (10.0, 5.0)
+    """
 
     width = 1
 

@@ -244,7 +244,9 @@ def info(folder: Folder) -> None:
 @app.command()
 def tour(
     out: Annotated[Path, typer.Option(help="The folder for the page, its pictures and the models.")] = Path("tour"),
-    only: Annotated[str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,layer,transformer.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,captions,layer,transformer.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Less data and fewer steps: under a minute.")] = False,
 ) -> None:

@@ -42,7 +42,12 @@ def dates(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def held_out_dates(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """The same of days that `dates` never gives: every tenth."""
+    """The same of days that `dates` never gives: every tenth.
+
+    >>> _, right = dates(2000)
+    >>> set(held_out_dates(50)[1]) & set(right)
+    set()
+    """
     return drawn(count, seed, held_out=True)
 
 

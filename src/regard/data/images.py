@@ -186,6 +186,16 @@ def read_captions(path: str | Path, folder: str | Path) -> Captions:
     The columns are image and caption, in this order, or as a first line names them. Between tabs a caption is taken as
     it stands; between commas one with a comma or a quotation mark in it is quoted. `#0` behind an image's name counts
     its captions, and is dropped. Images are named from `folder`; what has none, or no caption, is said in `left_out`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "dog.jpg").write_bytes(b"")
+    ...     table = Path(folder, "captions.tsv")
+    ...     _ = table.write_text("dog.jpg\\ta dog\\ndog.jpg\\tit runs\\ngone.jpg\\ta cat\\n")
+    ...     found = read_captions(table, folder)
+    >>> found.captions, found.left_out.missing
+    ([['a dog', 'it runs']], ['gone.jpg'])
     """
     path, folder = Path(path), Path(folder)
     if not folder.is_dir():

@@ -18,7 +18,14 @@ SHARPNESS = 3.0
 
 
 class Planted(NamedTuple):
-    """Bags, what is seen of them, and what is behind it."""
+    """Bags, what is seen of them, and what is behind it.
+
+    >>> import numpy as np
+    >>> found = planted(7, features=3, size=4, noise=0.0)
+    >>> X = found.bags[0]
+    >>> bool(np.isclose(found.y[0], found.u @ X.T @ X @ found.v))
+    True
+    """
 
     bags: Array  # [count, size, features]
     y: Array  # [count]

@@ -47,7 +47,15 @@ SHAPES = {"circle": circle, "square": square, "triangle": triangle}
 
 
 class Scenes(NamedTuple):
-    """Pictures, what is said of them, and where that is."""
+    """Pictures, what is said of them, and where that is.
+
+    >>> found = scenes(1, seed=4)
+    >>> words = found.captions[0].split()
+    >>> [words[noun] for noun in found.nouns[0]], len(found.boxes[0])
+    (['circle', 'circle', 'square'], 3)
+    >>> found.cells(0, found.nouns[0][0], grid=4).astype(int).tolist()  # where the first of them is
+    [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    """
 
     images: Array  # uint8 [count, PIXELS, PIXELS, 3]
     captions: list[str]

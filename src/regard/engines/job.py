@@ -16,7 +16,13 @@ from regard.weighing import Weighing
 
 
 class Plan(NamedTuple):
-    """Which engine runs, and why."""
+    """Which engine runs, and why.
+
+    >>> import torch, regard
+    >>> x = torch.randn(1, 8, 4096, 64)
+    >>> regard.plan(x, x, x).engine, regard.plan(x, x, x, dropout=0.1).engine
+    ('flash', 'stream')
+    """
 
     engine: str
     why: str

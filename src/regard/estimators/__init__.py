@@ -55,7 +55,15 @@ SAVED: dict[str, Any] = {
 
 
 def load(folder: str | Path) -> Any:
-    """The model that was saved to a folder."""
+    """The model that was saved to a folder.
+
+    >>> import tempfile, regard
+    >>> model = regard.NadarayaWatson(bandwidth=0.5).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 4.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = load(model.save(folder + "/model"))
+    >>> bool((again.predict([[0.7]]) == model.predict([[0.7]])).all())
+    True
+    """
     return restored(folder, *read(folder))
 
 

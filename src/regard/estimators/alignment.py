@@ -14,7 +14,13 @@ Array = Any
 
 @dataclass(frozen=True)
 class Alignment:
-    """The weights of all source tokens at each target token. The last row is the end of the sentence."""
+    """The weights of all source tokens at each target token. The last row is the end of the sentence.
+
+    >>> import numpy as np
+    >>> found = Alignment(["ein", "Hund"], ["a", "dog", "■"], np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]]), "a dog")
+    >>> found.to_frame(top=1)[["token", "looked_at", "weight"]].values.tolist()
+    [['a', 'ein', 0.9], ['dog', 'Hund', 0.8], ['■', 'ein', 0.5]]
+    """
 
     source: list[str]
     target: list[str]

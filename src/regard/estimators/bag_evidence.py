@@ -24,6 +24,13 @@ class BagEvidence:
     weight 0. A contribution is what an instance adds to the output: those of all instances of a bag add up to the
     prediction, or to the class's logit, less the constant. With two classes there is one logit, of the second; to
     the first an instance adds the same with the other sign.
+
+    >>> import numpy as np, regard
+    >>> bags, y = np.random.default_rng(0).normal(size=(40, 4, 2)), np.arange(40.0)
+    >>> model = regard.QuadraticRegressor().fit(bags, y)
+    >>> found = model.evidence(bags[:3], top=2)
+    >>> found.index.shape, found.contribution.shape, bool(np.allclose(found.weight.sum(axis=1) + found.rest, 1))
+    ((3, 2), (3, 2, 1), True)
     """
 
     index: Any  # [bags, top]  which instances of the bag, from 0

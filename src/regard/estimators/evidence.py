@@ -20,6 +20,12 @@ class Evidence:
 
     The weights of a query and its rest add up to 1. Those of a local linear fit may be negative, and are
     sorted by size. Where a query sees fewer rows than were asked for: index -1, weight 0.
+
+    >>> import regard
+    >>> model = regard.NadarayaWatson(bandwidth=0.5).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 4.0])
+    >>> found = model.evidence([[0.9]], top=2)
+    >>> found.index.tolist(), found.weight.round(2).tolist(), found.rest.round(2).tolist()
+    ([[1, 0]], [[0.77, 0.16]], [0.07])
     """
 
     index: Any  # [queries, top]  which training rows

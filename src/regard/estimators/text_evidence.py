@@ -17,6 +17,11 @@ class TextEvidence:
     """The largest weights of each token, falling, and the weight of all the others it could see.
 
     Where a token could see fewer than were asked for: index -1, weight 0.
+
+    >>> import numpy as np
+    >>> index, weight = np.array([[[[0, -1], [0, 1]]]]), np.array([[[[1.0, 0.0], [0.7, 0.3]]]])
+    >>> TextEvidence(["a", "b"], index, weight, rest=np.zeros((1, 1, 2))).matrix(block=0, head=0).tolist()
+    [[1.0, 0.0], [0.7, 0.3]]
     """
 
     tokens: list[str]

@@ -95,7 +95,14 @@ class KeyValues:
 
 
 class BlockCache(NamedTuple):
-    """What one block keeps: what its self-attention has read, and what its cross-attention made of the memory."""
+    """What one block keeps: what its self-attention has read, and what its cross-attention made of the memory.
+
+    >>> import torch
+    >>> kept = BlockCache(KeyValues(room=8), KeyValues())
+    >>> _ = kept.own.append(torch.randn(2, 4, 3, 16), torch.randn(2, 4, 3, 16))
+    >>> kept.own.length, kept.memory.length
+    (3, 0)
+    """
 
     own: KeyValues
     memory: KeyValues

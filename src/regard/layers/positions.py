@@ -29,7 +29,18 @@ Stretch = Callable[[Tensor], Tensor]
 
 
 class Positions(Protocol):
-    """What `MultiHeadAttention` asks of its positions."""
+    """What `MultiHeadAttention` asks of its positions.
+
+    >>> import torch
+    >>> from regard.layers import MultiHeadAttention
+    >>> class Backwards:
+    ...     def turn(self, x, start):  # every other row the other way round
+    ...         return x * (-1.0) ** (torch.arange(x.shape[-2]) + start).unsqueeze(-1)
+    ...     def bias(self, mask):
+    ...         return mask
+    >>> MultiHeadAttention(16, heads=4, positions=Backwards())(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
 
     def turn(self, x: Tensor, start: int) -> Tensor: ...
 

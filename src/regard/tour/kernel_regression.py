@@ -114,6 +114,7 @@ def curve(seed: int) -> Iterator[Finding]:
 def table(folder: Path, seed: int) -> Iterator[Finding]:
     """A real table: one year of diabetes, by ten measurements."""
     from sklearn.datasets import load_diabetes
+    from sklearn.linear_model import LinearRegression
 
     X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)  # noqa: N806
     order = np.random.default_rng(seed).permutation(len(X))
@@ -123,6 +124,7 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
     score = model.score(X.iloc[asked], y.iloc[asked])
     other = nearest_neighbours().fit(X.iloc[learned], y.iloc[learned])
     other_score = float(other.score(X.iloc[asked], y.iloc[asked]))
+    plane = float(LinearRegression().fit(X.iloc[learned], y.iloc[learned]).score(X.iloc[asked], y.iloc[asked]))
     yield Row("diabetes, 100 new patients", "kernel, local lines", "R²", score, "k-NN by CV", other_score)
     new = X.iloc[asked].reset_index(drop=True)
     evidence = model.evidence(new[:1], top=5)
@@ -135,7 +137,8 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
         axes.figure,
         "A prediction is training rows with weights, and can show them",
         "The five patients that count most for the prediction of a new one, what was seen of them a year later, and the"
-        " weight of all others together. A local line can weigh rows below 0; all weights add up to 1.",
+        " weight of all others together. A local line can weigh rows below 0; all weights add up to 1. Linear"
+        f" regression has an R² of {plane:.2f} on this table, kernels {score:.2f}: what they add is the evidence.",
         f"Bars of weights of five training rows with their targets, and a bar of all other rows. {predicted:.0f} was"
         f" predicted, {true:.0f} was seen.",
     )

@@ -43,7 +43,7 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     yield Saved(place, (f"echo '{seq2seq.ASKED}' | regard translate {place}",))
     text = manual()
     learned, held = text[:-HELD], text[-HELD:]
-    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 128, "size": 128, "steps": 700}
+    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 128, "size": 128, "steps": 400}
     writer = Writer(
         blocks=2,
         heads=4,

@@ -32,6 +32,9 @@ class Checkpoint:
     every    so many steps; also after each epoch
     resume   go on from what is there, if anything is. Without it, an unfinished run is not overwritten
     about    settings that must be the same when it goes on
+
+    >>> Checkpoint("run", every=100, about={"size": 128})
+    Checkpoint(folder='run', every=100, resume=False, about={'size': 128})
     """
 
     folder: str | Path

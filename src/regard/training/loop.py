@@ -30,7 +30,15 @@ Batch = TypeVar("Batch")
 
 
 class History(NamedTuple):
-    """What a training went through, epoch by epoch. Epochs count from 0, as `batches` is asked for them."""
+    """What a training went through, epoch by epoch. Epochs count from 0, as `batches` is asked for them.
+
+    >>> import torch
+    >>> model, x = torch.nn.Linear(1, 1), torch.ones(1)
+    >>> descent = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> history = train(model, lambda epoch: [x], lambda x: model(x).square().sum(), optimizer=descent, epochs=3)
+    >>> len(history.loss), history.loss[0] > history.loss[2], history.best_epoch
+    (3, True, 2)
+    """
 
     loss: tuple[float, ...]  # mean over the epoch's steps
     validation: tuple[float, ...]  # empty where there was no `validate`
@@ -239,7 +247,15 @@ def validated(model: nn.Module, validate: Callable[[], float], epoch: int, team:
 
 
 def copied_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state as it is now: `state_dict` alone would go on changing with the model."""
+    """The state as it is now: `state_dict` alone would go on changing with the model.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> before = copied_state(model)
+    >>> _ = torch.nn.init.zeros_(model.weight)
+    >>> bool((before["weight"] == model.weight).all())
+    False
+    """
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 

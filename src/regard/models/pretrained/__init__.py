@@ -27,6 +27,14 @@ def load(path: str | Path) -> LanguageModel | TextEncoder:
     """The model of a folder or a file, ready to evaluate, in float32 on the CPU.
 
     GPT-2, Llama and llama2.c are a `LanguageModel`; BERT and its kind a `TextEncoder`, with a row for each token.
+
+    >>> import struct, tempfile, torch
+    >>> with tempfile.NamedTemporaryFile(suffix=".bin") as file:  # as llama2.c has it: seven sizes, then the weights
+    ...     _ = file.write(struct.pack("<7i", 8, 16, 1, 2, 1, 50, 32) + bytes(4512))
+    ...     file.flush()
+    ...     model = load(file.name)
+    >>> model(torch.tensor([[1, 7, 5]])).shape
+    torch.Size([1, 3, 50])
     """
     path = Path(path)
     if path.is_file():

@@ -26,7 +26,16 @@ class Tokenizer(Protocol):
 
 
 def tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a model: a folder with `tokenizer.json`, that file itself, or llama2.c's `.bin`."""
+    """The tokenizer of a model: a folder with `tokenizer.json`, that file itself, or llama2.c's `.bin`.
+
+    >>> import tempfile
+    >>> from regard.data.text import characters
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     characters("banana").save(f"{folder}/tokenizer.json")
+    ...     words = tokenizer(folder)
+    >>> words.decode(words.encode("nab"))
+    'nab'
+    """
     path = Path(path)
     if path.is_dir():
         path = path / JSON

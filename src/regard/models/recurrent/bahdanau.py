@@ -170,6 +170,11 @@ def bahdanau(
     hidden         numbers of a state, of the encoder for each way
     alignment      hidden numbers of the score; as many as of a state where not given
     shared, tied   one vector for a token of both sides; and for what its logit is read with
+
+    >>> import torch
+    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
+    >>> bahdanau(50, 60, size=8, hidden=16).look(source, lengths, target).shape
+    torch.Size([2, 9, 7])
     """
     into, out, read = ends(source, target, size, size, dropout, shared=shared, tied=tied)
     encoder = RecurrentEncoder(size, hidden, cell=cell, layers=layers, both_ways=both_ways, dropout=dropout)

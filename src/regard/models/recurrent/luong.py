@@ -247,6 +247,11 @@ def luong(
     radius         D of local attention, around a centre that is predicted or not; None: global
     feeding        whether s̃ is fed to the next step
     shared, tied   one vector for a token of both sides; and for what its logit is read with
+
+    >>> import torch
+    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
+    >>> luong(50, 60, size=8, hidden=16).look(source, lengths, target).shape
+    torch.Size([2, 9, 7])
     """
     read_size = size if tied else hidden
     into, out, read = ends(source, target, size, read_size, dropout, shared=shared, tied=tied)

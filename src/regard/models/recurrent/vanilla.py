@@ -93,6 +93,11 @@ def vanilla(
     both_ways      whether the encoder also reads from the end
     warm           s₀ = tanh(W c); otherwise 0
     shared, tied   one vector for a token of both sides; and for what its logit is read with
+
+    >>> import torch
+    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
+    >>> vanilla(50, 60, size=8, hidden=16, cell=nn.LSTM)(source, lengths, target).shape
+    torch.Size([2, 9, 60])
     """
     into, out, read = ends(source, target, size, size, dropout, shared=shared, tied=tied)
     encoder = RecurrentEncoder(size, hidden, cell=cell, layers=layers, both_ways=both_ways, dropout=dropout)
