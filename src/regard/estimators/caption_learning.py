@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.data import text as texts
-from regard.data.captions import CaptionBatch, CaptionBatches, captions_of, held_out, said_of, usable
+from regard.data.captions import CaptionBatch, CaptionBatches, as_images, captions_of, held_out, said_of, usable
 from regard.data.pairs import PADDING, SPECIAL
-from regard.estimators.caption_scores import caption_scores
+from regard.estimators.caption_scores import caption_scores, has_words
 from regard.estimators.learning import adamw
 from regard.estimators.seeing import Kept, Shown, Sight, kept
 from regard.estimators.telling import told
@@ -41,13 +41,16 @@ class Material(NamedTuple):
 
 def material(settings: Any, images: Sequence[Any], captions: Sequence[Any], validation: Any, seed: int) -> Material:
     """What a captioner of these settings learns from; what it does not is reported."""
+    images = as_images(images)
     kept, said, left_out = captions_of(images, captions)
     shown = [images[place] for place in kept]
     if validation is None:
         (shown, said), (held, right) = held_out(shown, said, settings.validation_fraction, seed)
     else:
-        places, right, _ = captions_of(*validation)
-        held = [validation[0][place] for place in places]
+        others = as_images(validation[0])
+        places, right, _ = captions_of(others, validation[1])
+        held = [others[place] for place in places]
+    held, right = scorable(held, right, left_out)
     lines = [one for own in said for one in own]
     tokenizer = make_tokenizer(settings, lines)
     places, coded, unused = usable(tokenizer, said, settings.longest)
@@ -55,6 +58,15 @@ def material(settings: Any, images: Sequence[Any], captions: Sequence[Any], vali
     if said_of(left_out, images):
         warnings.warn(f"left out: {said_of(left_out, images)}", stacklevel=3)
     return Material(shown, lines, places, coded, held[:VALIDATED], right[:VALIDATED], tokenizer, left_out)
+
+
+def scorable(images: list[Any], said: list[list[str]], left_out: dict[str, Any]) -> tuple[list[Any], list[list[str]]]:
+    """Images to validate with, and their captions; those without a word in any are left out."""
+    kept = [place for place, own in enumerate(said) if has_words(own)]
+    if not kept:
+        raise ValueError(f"no image is left to validate with: of {len(images)}, none has a caption with a word in it")
+    left_out["unscored"] = len(images) - len(kept)
+    return [images[place] for place in kept], [said[place] for place in kept]
 
 
 def make_tokenizer(settings: Any, lines: list[str]) -> Any:
@@ -114,8 +126,8 @@ def learn_from(
 
     steps = settings.epochs * math.ceil(len(batches(0)) / settings.accumulate)
     if isinstance(decoder, HardCaptionDecoder):
-        decoder.soft_steps = round(settings.soft_start * settings.accumulate * steps)
-    return train(
+        decoder.soft_steps = round(settings.soft_start * settings.epochs * len(batches(0)))
+    history = train(
         model,
         batches,
         loss,
@@ -135,6 +147,19 @@ def learn_from(
         describe="learning to caption",
         progress=settings.verbose,
     )
+    if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
+        check_drawn(history.best_epoch + 1, len(history.validation), decoder.soft_steps / len(batches(0)))
+    return history
+
+
+def check_drawn(kept: int, epochs: int, soft: float) -> None:
+    """Who asked for hard attention is told where the best epoch is one that has not drawn yet."""
+    if 0 < soft < epochs and kept <= soft:
+        warnings.warn(
+            f"epoch {kept} of {epochs} validated best, and was still of the soft start: those that drew cells did not"
+            " become better. More epochs, or another `reward`, may help",
+            stacklevel=4,
+        )
 
 
 def words_of(batch: CaptionBatch) -> int:
