@@ -111,7 +111,9 @@ def test_grids_are_scaled_as_those_that_it_adapts_to():
     decoder.adapt(grid)
     scaled = decoder.seen(grid)[1].flatten(0, 1)
     assert_close(scaled.mean(dim=0), torch.zeros(CHANNELS).double())
-    assert_close(scaled.std(dim=0), torch.ones(CHANNELS).double())
+    assert_close(scaled.std(dim=0, correction=0), torch.ones(CHANNELS).double())
+    decoder.adapt(grid[:1, :1])
+    assert decoder.seen(grid)[1].isfinite().all()  # one cell does not vary
     assert {"centre", "width"} <= set(decoder.state_dict())
 
 
@@ -238,6 +240,20 @@ def test_the_gradient_of_the_draws_is_in_the_estimate():
     right = enumerated(without, grid, words, entropy=0.0)
     found = estimates(without, grid, words, 100, -2.0)
     assert ((found.mean(dim=0) - right).abs() > 6 * found.std(dim=0) / 10).any()
+
+
+def test_entropy_is_of_words_and_not_of_padding():
+    decoder, (grid, words) = hard(expected=1.0, entropy=0.7).train(), case()
+    ours = gradients(decoder.loss(grid, words), grid, decoder)
+    real = words[:, 1:] != 0
+    assert not real.all()
+    soft = hard(expected=1.0, entropy=0.0).train()
+    soft.load_state_dict(decoder.state_dict())
+    plain_loss = soft.loss(grid, words)
+    weights = soft.rows(grid, words[:, :-1]).weights
+    entropy = -(weights * weights.log()).sum(dim=2)[real].sum() / real.sum()
+    for found, right in zip(ours, gradients(plain_loss - 0.7 * entropy, grid, soft), strict=True):
+        assert_close(found, right)
 
 
 def test_the_baseline_moves_by_a_tenth_and_is_saved():

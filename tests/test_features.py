@@ -300,6 +300,39 @@ def test_grids_that_do_not_fit_are_refused_with_their_image(tmp_path):
         features(images, Loud(float("nan")), tmp_path / "other", half=False)
 
 
+class Bent(nn.Module):
+    """A layer, and what bends its numbers, which has no weights; `gain` is not said by its `repr`."""
+
+    image_size = 24
+
+    def __init__(self, layer, bend, gain=1.0):
+        super().__init__()
+        self.layer, self.bend, self.gain = layer, bend, gain
+
+    def prepare(self, images):
+        return torch.as_tensor(images).movedim(-1, 1).float() / 255
+
+    def forward(self, image):
+        return self.gain * self.bend(self.layer(image))
+
+
+def test_encoders_of_other_parts_never_share_grids(tmp_path):
+    layer = nn.Conv2d(3, 5, 3, 2)
+    first, second = Bent(layer, nn.ReLU()), Bent(layer, nn.Hardswish())
+    images = photos(tmp_path, 5)
+    features(images[:2], first, tmp_path / "kept", half=False)
+    features(images[2:], second, tmp_path / "kept", half=False)
+    assert_close(features(images, first, tmp_path / "kept", half=False)[:], computed(first, images))
+
+
+def test_a_grid_of_each_file_is_made_anew(tmp_path):
+    layer, images = nn.Conv2d(3, 5, 3, 2), photos(tmp_path, 5)
+    features(images[:2], Bent(layer, nn.ReLU()), tmp_path / "kept")
+    features(images[2:], Bent(layer, nn.ReLU(), gain=2.0), tmp_path / "kept")
+    with pytest.raises(ValueError, match="holds grids that the encoder does not make now"):
+        features(images, Bent(layer, nn.ReLU()), tmp_path / "kept")
+
+
 def test_what_changed_besides_the_weights_is_noticed(tmp_path):
     images = [np.full((8, 8), value, np.uint8) for value in (100, 50)]
     features(images, Loud(1.0), tmp_path)
