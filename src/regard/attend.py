@@ -43,6 +43,9 @@ class Engine(Protocol):
 class Look(NamedTuple):
     """The largest weights of each query, falling. Where it may see fewer keys: index -1, weight 0.
 
+    index    `[..., q, top]` which keys
+    weight   `[..., q, top]` their weights, normalised over all keys that the query may see
+
     >>> import torch, regard
     >>> key = torch.tensor([[1.0], [3.0], [2.0]])
     >>> found = regard.look(torch.tensor([[1.0]]), key, mask=torch.tensor([True, False, True]), top=3)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 class Kernel(nn.Module):
     """What the kernels share: the bandwidth H, and the distance u = ‖H⁻¹(query - key)‖.
 
+    From queries `[..., q, d]` and keys `[..., k, d]` to scores `[..., q, k]`.
+
     `bandwidth` is a positive number, a vector of them (one a feature), or an invertible matrix; the
     number h, the vector (h, …, h) and the matrix h·I are the same kernel. It is learned when it is an
     `nn.Parameter`, or made from one: `Gaussian(log_bandwidth.exp())`.

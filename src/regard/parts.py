@@ -20,6 +20,9 @@ from torch import Tensor
 class Attended(NamedTuple):
     """What attending to some of the keys gave. A query that may see none: mean 0, log_weight -inf.
 
+    mean         `[..., q, v]` the weighted average of the values
+    log_weight   `[..., q]` the logarithm of the summed exp(score)
+
     >>> import torch, regard
     >>> query, key, value = torch.ones(1, 1), torch.zeros(4, 1), torch.tensor([[1.0], [2.0], [3.0], [6.0]])
     >>> mean, log_weight = regard.attend_parts(query, key, value)

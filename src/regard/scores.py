@@ -120,8 +120,11 @@ class Dot:
 
 
 constant = Constant()
+"""The score of average pooling: see `Constant`."""
 dot = Dot(scaled=False)
+"""query · key: see `Dot`."""
 scaled_dot = Dot(scaled=True)
+"""query · key / √d, the score where none is given: see `Dot`."""
 
 
 class Bilinear(nn.Module):
