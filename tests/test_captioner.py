@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import regard
 from regard.decoding import beam, greedy
-from regard.engines import additive_scores
+from regard.engines import additive
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.weighing import HardSample
@@ -101,7 +101,7 @@ def test_it_is_the_plain_loop_in_value_and_gradient(tied, places, shape):
 def test_other_devices_take_torch_instead_of_the_loops(monkeypatch):
     decoder, (grid, words) = made(), case(3, 17, 5)
     first = gradients(decoder.loss(grid, words, spread=0.7), grid, decoder)
-    monkeypatch.setattr(additive_scores, "fusible", lambda *_: False)
+    monkeypatch.setattr(additive, "fusible", lambda *_: False)
     for found, right in zip(gradients(decoder.loss(grid, words, spread=0.7), grid, decoder), first, strict=True):
         assert_close(found, right)
 
