@@ -5,7 +5,6 @@ The encoder is a network of `regard.models.grids` or any other, the decoder `reg
 wrote itself, by BLEU-4.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,13 +23,13 @@ from regard.data.pairs import START
 from regard.estimators.caption_evidence import CaptionEvidence
 from regard.estimators.caption_learning import Material, learn, material
 from regard.estimators.caption_scores import caption_scores, has_words
-from regard.estimators.learning import check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.caption_settings import check_settings, check_sight, make_decoder
+from regard.estimators.learning import kept_run
 from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.telling import grids_of, text_of, tokens_told, told
-from regard.layers.checks import positive, share
+from regard.layers.checks import positive
 from regard.models.captioner import CaptionDecoder
-from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write
 from regard.training import History
@@ -164,14 +163,14 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         checkpoint   a folder for the run, written after each epoch; with `resume`, a run there goes on
         board        a folder for TensorBoard
         """
-        self.check_settings()
+        check_settings(self)
         seed = seed_of(self.random_state)
         found = material(self, images, captions, validation, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             seen = sight(self.encoder, self.image_size)
-            self.check_sight(seen)
-            decoder = self.make_decoder(found.tokenizer.get_vocab_size(), seen)
+            check_sight(self, seen)
+            decoder = make_decoder(self, found.tokenizer.get_vocab_size(), seen)
             kept = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=all_of(found, seen))
             self.history_ = learn(self, found, seen, decoder, seed, kept, board)
         self.tokenizer_, self.left_out_ = found.tokenizer, found.left_out
@@ -285,42 +284,13 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         history = tuple(config["history"])
         captioner.history_ = History((), history, int(np.argmin(history)))
         seen = sight(captioner.encoder, captioner.image_size)
-        decoder = captioner.make_decoder(captioner.tokenizer_.get_vocab_size(), seen)
+        decoder = make_decoder(captioner, captioner.tokenizer_.get_vocab_size(), seen)
         for name, module in (("sight", seen), ("decoder", decoder)):
             found = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
             if found or name == "decoder":
                 module.load_state_dict({key: torch.from_numpy(array) for key, array in found.items()})
         captioner.sight_, captioner.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return captioner
-
-    def make_decoder(self, vocabulary: int, seen: Sight) -> CaptionDecoder:
-        """A decoder of the settings, with new weights."""
-        sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
-        usual = sizes | {"shape": seen.shape, "dropout": self.dropout, "tied": self.tied}
-        if self.attention == "soft":
-            return CaptionDecoder(vocabulary, seen.channels, **usual)
-        drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}
-        return HardCaptionDecoder(vocabulary, seen.channels, **usual, **drawing)
-
-    def check_sight(self, seen: Sight) -> None:
-        """Settings of an encoder that is trained along mean nothing for one that is frozen, and the other way round."""
-        if seen.frozen and self.mirror:
-            raise ValueError("mirror=True needs an encoder that is trained along; this one sees each image only once")
-        if not seen.frozen and self.cache is not None:
-            raise ValueError("cache= needs a frozen encoder; this one is trained along, and nothing of it can be kept")
-
-    def check_settings(self) -> None:
-        """What must hold of the settings, before an image is read."""
-        check_choice(self, attention=("soft", "hard"), tokens=("words", "pieces"))
-        check_choice(self, tied=(True, False), mirror=(True, False))
-        check_whole(self, ("least", "vocabulary", "longest", "size", "hidden", "score_size", "samples"))
-        check_whole(self, ("epochs", "batch_size", "accumulate", "average"))
-        check_whole(self, [name for name in ("image_size", "patience") if getattr(self, name) is not None])
-        check_between(self, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
-        check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
-        check_from_zero(self, reward=math.inf, entropy=math.inf)
-        share("soft_start", self.soft_start)
-        share("expected", self.expected)
 
 
 def all_of(found: Material, seen: Sight) -> Iterator[str]:
