@@ -88,10 +88,14 @@ def visited(station: Station, folder: Path, seed: int, quick: bool, describe: st
 
 @contextmanager
 def few_threads(most: int | None) -> Iterator[None]:
-    """At most so many of torch's threads for the time: those of a small model mostly wait for each other."""
+    """At most so many threads of torch and NumPy for the time: those of a small model mostly wait for each other."""
+    from threadpoolctl import threadpool_limits  # scikit-learn needs it too
+
     before = torch.get_num_threads()
-    torch.set_num_threads(before if most is None else min(most, before))
+    fewer = most if most is not None and most < before else None
+    torch.set_num_threads(fewer or before)
     try:
-        yield
+        with threadpool_limits(fewer, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
