@@ -267,6 +267,27 @@ def test_the_baseline_moves_by_a_tenth_and_is_saved():
     assert float(decoder.baseline) == pytest.approx(0.9 * before - 0.1 * loss)
 
 
+def test_the_first_steps_of_training_are_soft_and_only_those_count():
+    decoder, (grid, words) = hard(soft_steps=2).train(), case()
+    for expected in (True, True, False):
+        decoder.eval().loss(grid, words)
+        assert not decoder.draw(words).expected.any()
+        assert decoder.train().draw(words).expected.tolist() == [expected] * 2
+        decoder.loss(grid, words)
+    assert int(decoder.steps) == 3
+
+
+def test_padding_teaches_hard_attention_nothing():
+    decoder, (grid, words) = hard(entropy=0.3).eval(), case()
+    longer = torch.cat([words, torch.zeros(2, 3, dtype=torch.long)], dim=1)
+    for found, right in zip(
+        gradients(decoder.loss(grid, longer, spread=0.7), grid, decoder),
+        gradients(decoder.loss(grid, words, spread=0.7), grid, decoder),
+        strict=True,
+    ):
+        assert_close(found, right)
+
+
 def test_rewards_are_of_the_words_from_the_draw_on():
     decoder = hard()
     decoder.baseline.fill_(-1.0)

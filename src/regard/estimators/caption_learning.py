@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,66 +91,58 @@ def learn(
 ) -> History:
     """Trains the decoder, and an encoder that is not frozen along with it."""
     images = [*found.images, *found.held_images]
-    if not seen.frozen:
-        return learn_from(Shown(seen, images, settings.mirror), settings, found, seen, decoder, seed, checkpoint, board)
-    with kept(seen, images, settings.cache, progress=settings.verbose) as grids:
-        decoder.adapt(grids(torch.randperm(len(found.images))[:MEASURED]))
-        return learn_from(grids, settings, found, seen, decoder, seed, checkpoint, board)
-
-
-def learn_from(
-    grids: Kept | Shown,
-    settings: Any,
-    found: Material,
-    seen: Sight,
-    decoder: CaptionDecoder,
-    seed: int,
-    checkpoint: Checkpoint | None,
-    board: str | Path | None,
-) -> History:
-    """The same, where the grids of images to learn from and to validate with are known by their places."""
-    model: nn.Module = decoder if seen.frozen else nn.ModuleDict({"sight": seen, "decoder": decoder})
-    optimizer = adamw(model, settings.learning_rate, settings.weight_decay)
-
-    def batches(epoch: int) -> CaptionBatches:
-        return CaptionBatches(found.places, found.coded, settings.batch_size, (seed, epoch))
-
-    def loss(batch: CaptionBatch) -> Tensor:
-        return decoder.loss(grids(batch.images), batch.words, spread=settings.spread, smoothing=settings.smoothing)
-
-    def validate() -> float:
-        first = len(found.images)
-        some = torch.split(torch.arange(first, first + len(found.held_images)), 256)
-        said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
-        scores = caption_scores(said, found.held_captions)
-        return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
-
-    steps = settings.epochs * math.ceil(len(batches(0)) / settings.accumulate)
-    if isinstance(decoder, HardCaptionDecoder):
-        decoder.soft_steps = round(settings.soft_start * settings.epochs * len(batches(0)))
-    history = train(
-        model,
-        batches,
-        loss,
-        optimizer=optimizer,
-        schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
-        epochs=settings.epochs,
-        validate=validate,
-        patience=settings.patience,
-        average=settings.average,
-        clip=settings.clip,
-        accumulate=settings.accumulate,
-        count=words_of,
-        unit="words",
-        checkpoint=checkpoint,
-        board=board,
-        team=Team.found(),
-        describe="learning to caption",
-        progress=settings.verbose,
+    looking: AbstractContextManager[Kept | Shown] = (
+        kept(seen, images, settings.cache, progress=settings.verbose)
+        if seen.frozen
+        else nullcontext(Shown(seen, images, settings.mirror))
     )
-    if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
-        check_drawn(history.best_epoch + 1, len(history.validation), decoder.soft_steps / len(batches(0)))
-    return history
+    with looking as grids:
+        if seen.frozen:
+            decoder.adapt(grids(torch.randperm(len(found.images))[:MEASURED]))
+        model: nn.Module = decoder if seen.frozen else nn.ModuleDict({"sight": seen, "decoder": decoder})
+        optimizer = adamw(model, settings.learning_rate, settings.weight_decay)
+
+        def batches(epoch: int) -> CaptionBatches:
+            return CaptionBatches(found.places, found.coded, settings.batch_size, (seed, epoch))
+
+        def loss(batch: CaptionBatch) -> Tensor:
+            return decoder.loss(grids(batch.images), batch.words, spread=settings.spread, smoothing=settings.smoothing)
+
+        steps = settings.epochs * math.ceil(len(batches(0)) / settings.accumulate)
+        if isinstance(decoder, HardCaptionDecoder):
+            decoder.soft_steps = round(settings.soft_start * settings.epochs * len(batches(0)))
+        history = train(
+            model,
+            batches,
+            loss,
+            optimizer=optimizer,
+            schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
+            epochs=settings.epochs,
+            validate=lambda: validated(settings, found, decoder, grids),
+            patience=settings.patience,
+            average=settings.average,
+            clip=settings.clip,
+            accumulate=settings.accumulate,
+            count=words_of,
+            unit="words",
+            checkpoint=checkpoint,
+            board=board,
+            team=Team.found(),
+            describe="learning to caption",
+            progress=settings.verbose,
+        )
+        if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
+            check_drawn(history.best_epoch + 1, len(history.validation), decoder.soft_steps / len(batches(0)))
+        return history
+
+
+def validated(settings: Any, found: Material, decoder: CaptionDecoder, grids: Kept | Shown) -> float:
+    """-BLEU-4 of the captions of images that were held out, which stand behind those that are learned from."""
+    first = len(found.images)
+    some = torch.split(torch.arange(first, first + len(found.held_images)), 256)
+    said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
+    scores = caption_scores(said, found.held_captions)
+    return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
 
 
 def check_drawn(kept: int, epochs: int, soft: float) -> None:
