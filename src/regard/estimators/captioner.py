@@ -177,7 +177,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         self.sight_, self.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return self
 
-    def caption(self, images: Sequence[Any], beam: int = 5, penalty: float = 0.6) -> list[str]:
+    def caption(self, images: Sequence[Any], beam: int = 5, penalty: float = 1.0) -> list[str]:
         """What is in each image, in their order.
 
         beam      how many hypotheses an image has; 1 takes the likeliest word each time

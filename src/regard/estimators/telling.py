@@ -26,7 +26,7 @@ def grids_of(sight: Sight, images: Sequence[Any]) -> Iterator[Tensor]:
 
 @torch.inference_mode()
 def tokens_told(
-    decoder: CaptionDecoder, grid: Tensor, tokenizer: Any, longest: int, *, size: int = 1, penalty: float = 0.6
+    decoder: CaptionDecoder, grid: Tensor, tokenizer: Any, longest: int, *, size: int = 1, penalty: float = 1.0
 ) -> list[list[int]]:
     """What a decoder says of each grid, at most so many tokens, without the end; size 1 is the greedy search."""
     unknown = tokenizer.token_to_id(UNKNOWN)
