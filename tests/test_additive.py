@@ -1,7 +1,8 @@
-"""The fused step of a decoder that attends: the one operation for one query a row, in values and gradients."""
+"""The step of a decoder that attends: the one operation for one query a row, in values and gradients."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from cases import gradients, rand
@@ -100,11 +101,57 @@ def test_threads_give_the_same(monkeypatch):
     torch.set_num_threads(3)
     try:
         several = additive_step(*tensors)
-        assert len(additive.pieces(tensors[1])) == 3
+        assert len(additive.pieces(13, KEYS * HIDDEN)) == 3
         assert_close(several, one, rtol=0, atol=0)
         assert_close(gradients(several, tensors), alone, rtol=1e-13, atol=1e-14)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("counts", [LENGTHS, None], ids=["lengths", "all"])
+def test_other_devices_take_torch_instead_of_the_loops(counts, monkeypatch):
+    query, key, weight, value = (x.detach() for x in inputs())
+    seen, found = additive.Seen(key, weight, value, counts), []
+    for fused in (True, False):
+        monkeypatch.setattr(additive, "fusible", lambda *_, fused=fused: fused)
+        mean, share = rand(ROWS, VALUES), rand(ROWS, KEYS)  # what was there before is of no account
+        additive.forward(query, seen, mean, share)
+        pulls = rand(ROWS, VALUES, seed=5), rand(ROWS, KEYS, seed=6)
+        into = additive.Slopes(*pulls, torch.zeros(ROWS, HIDDEN + 2).double(), rand(ROWS, KEYS, HIDDEN, seed=7))
+        weight_slope = additive.backward(query, seen, share, into)
+        found.append((mean, share, weight_slope, into.query, into.key))
+        assert (into.query[:, HIDDEN:] == 0).all()
+    assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_scores_of_rows_that_share_keys(fused, dtype, monkeypatch):
+    query, key, weight, _ = inputs(dtype)
+    which = torch.tensor([2, 0, 0, 4, 2])
+    expected = torch.stack([torch.tanh(one + key[number]) @ weight for one, number in zip(query, which, strict=True)])
+    if not fused:
+        monkeypatch.setattr(additive, "fusible", lambda *_: False)
+    found = additive.scores(query, key, weight, which)
+    assert_close(found, expected.detach())
+    assert not found.requires_grad
+    monkeypatch.setattr(additive, "ALONE", 0)
+    turned = key.detach().transpose(0, 1).contiguous().transpose(0, 1)
+    assert_close(additive.scores(query, turned, weight, which), expected.detach())
+    assert additive.scores(query[:0], key, weight, which[:0]).shape == (0, KEYS)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 2**-23), (torch.float64, 2**-52)])
+def test_tanh_is_right_to_the_rounding_of_1_and_better_near_0(dtype, rounding):
+    nothing = torch.zeros(1, 1, 1, dtype=dtype), torch.ones(1, dtype=dtype)  # a key of 0, and weight 1
+    for far, most in ((30.0, 1.5), (0.01, 0.4)):
+        x = torch.linspace(-far, far, 4001, dtype=dtype).unsqueeze(1)
+        found = additive.scores(x, *nothing, torch.zeros(4001).long())
+        exact = torch.from_numpy(np.tanh(x.numpy().astype(np.longdouble)).astype(np.float64))
+        assert (found.double() - exact).abs().max() <= most * rounding
+    extremes = torch.tensor([[math.inf], [-math.inf], [1e30], [-1e30], [math.nan]], dtype=dtype)
+    found = additive.scores(extremes, *nothing, torch.zeros(5).long())
+    assert_close(found[:, 0], torch.tensor([1, -1, 1, -1, math.nan], dtype=dtype), equal_nan=True, rtol=0, atol=0)
 
 
 def test_rows_that_lie_elsewhere_are_read_as_they_are():

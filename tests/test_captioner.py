@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import regard
 from regard.decoding import beam, greedy
-from regard.engines import additive_scores
+from regard.engines import additive
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.weighing import HardSample
@@ -101,7 +101,7 @@ def test_it_is_the_plain_loop_in_value_and_gradient(tied, places, shape):
 def test_other_devices_take_torch_instead_of_the_loops(monkeypatch):
     decoder, (grid, words) = made(), case(3, 17, 5)
     first = gradients(decoder.loss(grid, words, spread=0.7), grid, decoder)
-    monkeypatch.setattr(additive_scores, "fusible", lambda *_: False)
+    monkeypatch.setattr(additive, "fusible", lambda *_: False)
     for found, right in zip(gradients(decoder.loss(grid, words, spread=0.7), grid, decoder), first, strict=True):
         assert_close(found, right)
 
@@ -111,7 +111,9 @@ def test_grids_are_scaled_as_those_that_it_adapts_to():
     decoder.adapt(grid)
     scaled = decoder.seen(grid)[1].flatten(0, 1)
     assert_close(scaled.mean(dim=0), torch.zeros(CHANNELS).double())
-    assert_close(scaled.std(dim=0), torch.ones(CHANNELS).double())
+    assert_close(scaled.std(dim=0, correction=0), torch.ones(CHANNELS).double())
+    decoder.adapt(grid[:1, :1])
+    assert decoder.seen(grid)[1].isfinite().all()  # one cell does not vary
     assert {"centre", "width"} <= set(decoder.state_dict())
 
 
@@ -240,6 +242,20 @@ def test_the_gradient_of_the_draws_is_in_the_estimate():
     assert ((found.mean(dim=0) - right).abs() > 6 * found.std(dim=0) / 10).any()
 
 
+def test_entropy_is_of_words_and_not_of_padding():
+    decoder, (grid, words) = hard(expected=1.0, entropy=0.7).train(), case()
+    ours = gradients(decoder.loss(grid, words), grid, decoder)
+    real = words[:, 1:] != 0
+    assert not real.all()
+    soft = hard(expected=1.0, entropy=0.0).train()
+    soft.load_state_dict(decoder.state_dict())
+    plain_loss = soft.loss(grid, words)
+    weights = soft.rows(grid, words[:, :-1]).weights
+    entropy = -(weights * weights.log()).sum(dim=2)[real].sum() / real.sum()
+    for found, right in zip(ours, gradients(plain_loss - 0.7 * entropy, grid, soft), strict=True):
+        assert_close(found, right)
+
+
 def test_the_baseline_moves_by_a_tenth_and_is_saved():
     decoder, (grid, words) = hard().train(), case()
     before = float(decoder.baseline)
@@ -249,6 +265,27 @@ def test_the_baseline_moves_by_a_tenth_and_is_saved():
     assert "baseline" in decoder.state_dict()
     decoder.eval().loss(grid, words)
     assert float(decoder.baseline) == pytest.approx(0.9 * before - 0.1 * loss)
+
+
+def test_the_first_steps_of_training_are_soft_and_only_those_count():
+    decoder, (grid, words) = hard(soft_steps=2).train(), case()
+    for expected in (True, True, False):
+        decoder.eval().loss(grid, words)
+        assert not decoder.draw(words).expected.any()
+        assert decoder.train().draw(words).expected.tolist() == [expected] * 2
+        decoder.loss(grid, words)
+    assert int(decoder.steps) == 3
+
+
+def test_padding_teaches_hard_attention_nothing():
+    decoder, (grid, words) = hard(entropy=0.3).eval(), case()
+    longer = torch.cat([words, torch.zeros(2, 3, dtype=torch.long)], dim=1)
+    for found, right in zip(
+        gradients(decoder.loss(grid, longer, spread=0.7), grid, decoder),
+        gradients(decoder.loss(grid, words, spread=0.7), grid, decoder),
+        strict=True,
+    ):
+        assert_close(found, right)
 
 
 def test_rewards_are_of_the_words_from_the_draw_on():

@@ -1,9 +1,11 @@
 """`Captioner`: it learns to say what is in generated scenes, and looks at what it names."""
 
+import copy
 import json
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -12,7 +14,10 @@ from torch.testing import assert_close
 
 import regard
 from regard import Captioner
+from regard.data.pairs import END
 from regard.data.scenes import scenes
+from regard.data.text import UNKNOWN
+from regard.estimators.telling import text_of, tokens_told
 from regard.models.grids import SmallResNet
 from regard.models.hard_captioner import HardCaptionDecoder
 
@@ -102,24 +107,6 @@ def test_an_encoder_by_name_is_saved_with_the_model(few, tmp_path):
     assert float(again.decoder_.baseline) == float(captioner.decoder_.baseline)
 
 
-@pytest.mark.parametrize(("share", "first"), [(0.5, 6), (0.0, 0), (1.0, 12)])
-def test_hard_attention_starts_softly(few, monkeypatch, share, first):
-    drawn = []
-    usual = HardCaptionDecoder.draw
-
-    def watched(self, words):
-        draw = usual(self, words)
-        if self.training:
-            drawn.append(not draw.expected.all())
-        return draw
-
-    monkeypatch.setattr(HardCaptionDecoder, "draw", watched)
-    settings = TINY | {"epochs": 3, "batch_size": 8, "soft_start": share, "expected": 0.0}
-    Captioner("hard", **settings).fit(few.images, few.captions)  # 30 captions of four lengths, in batches of one length
-    assert len(drawn) == 12
-    assert drawn == [False] * first + [True] * (12 - first)
-
-
 def test_one_seed_one_result_and_the_encoder_given_stays_as_it_was(few, tiny):
     before = [parameter.clone() for parameter in TINY["encoder"].parameters()]
     again = clone(Captioner(**TINY)).fit(few.images, few.captions)
@@ -177,9 +164,8 @@ def test_a_frozen_encoder_sees_each_image_once(few, tmp_path):
 
 
 def test_a_run_that_was_stopped_goes_on(few, tmp_path, monkeypatch):
-    whole = Captioner("hard", **TINY).fit(few.images, few.captions)
-    from regard.models.hard_captioner import HardCaptionDecoder
-
+    settings = TINY | {"soft_start": 0.0}
+    whole = Captioner("hard", **settings).fit(few.images, few.captions)
     loss, calls = HardCaptionDecoder.loss, []
 
     def broken(decoder, *arguments, **more):
@@ -190,12 +176,73 @@ def test_a_run_that_was_stopped_goes_on(few, tmp_path, monkeypatch):
 
     monkeypatch.setattr(HardCaptionDecoder, "loss", broken)
     with pytest.raises(KeyboardInterrupt):
-        Captioner("hard", **TINY).fit(few.images, few.captions, checkpoint=tmp_path / "run")
+        Captioner("hard", **settings).fit(few.images, few.captions, checkpoint=tmp_path / "run")
     with pytest.raises(FileExistsError, match="resume=True"):
-        Captioner("hard", **TINY).fit(few.images, few.captions, checkpoint=tmp_path / "run")
-    again = Captioner("hard", **TINY).fit(few.images, few.captions, checkpoint=tmp_path / "run", resume=True)
+        Captioner("hard", **settings).fit(few.images, few.captions, checkpoint=tmp_path / "run")
+    again = Captioner("hard", **settings).fit(few.images, few.captions, checkpoint=tmp_path / "run", resume=True)
     assert again.history_ == whole.history_
     assert again.caption(few.images[:5]) == whole.caption(few.images[:5])
+
+
+@pytest.mark.parametrize("other", ["images", "captions", "validation", "encoder"])
+def test_a_run_does_not_go_on_with_something_else(few, tmp_path, other):
+    settings = TINY | {"epochs": 1}
+    validation = few.images[30:], few.captions[30:]
+    usual = {"images": few.images[:30], "captions": few.captions[:30], "validation": validation}
+    Captioner(**settings).fit(**usual, checkpoint=tmp_path / "run")
+    changed = {
+        "images": {"images": 255 - few.images[:30]},
+        "captions": {"captions": few.captions[:30][::-1]},
+        "validation": {"validation": (few.images[30:], few.captions[30:][::-1])},
+        "encoder": {},
+    }
+    if other == "encoder":
+        settings = settings | {"encoder": SmallResNet(16, image_size=16)}  # with new weights
+    with pytest.raises(ValueError, match="data"):
+        Captioner(**settings).fit(**usual | changed[other], checkpoint=tmp_path / "run", resume=True)
+
+
+def test_a_column_of_images_and_captions_is_taken_by_place(few):
+    frame = pd.DataFrame({"image": list(few.images), "said": few.captions}).sample(frac=1, random_state=3)
+    settings = TINY | {"epochs": 1}
+    ours = Captioner(**settings).fit(frame["image"], frame["said"])
+    right = Captioner(**settings).fit(list(frame["image"]), list(frame["said"]))
+    assert ours.history_ == right.history_
+    assert ours.scores(frame["image"], frame["said"]) == right.scores(list(frame["image"]), list(frame["said"]))
+
+
+def test_captions_without_a_word_are_not_validated_with(few):
+    captions = list(few.captions)
+    captions[held_places(few)[0]] = "..."
+    with pytest.warns(UserWarning, match="1 images to validate with, whose captions have no word"):
+        captioner = Captioner(**TINY | {"epochs": 1}).fit(few.images, captions)
+    assert captioner.left_out_["unscored"] == 1
+    with pytest.raises(ValueError, match=r"image 2 cannot be scored: its captions have no word, got \['!'\]"):
+        captioner.scores(few.images[:3], [*few.captions[:2], "!"])
+    with pytest.raises(ValueError, match="no image is left to validate with: of 1, none has a caption with a word"):
+        Captioner(**TINY).fit(few.images, few.captions, validation=(few.images[:1], ["?"]))
+
+
+def test_words_that_are_not_known_are_not_written_and_captions_are_of_a_line(few, tiny):
+    unknown = tiny.tokenizer_.token_to_id(UNKNOWN)
+    assert unknown is not None
+    grid = tiny.sight_.grids(few.images[:3])
+    sure = copy.deepcopy(tiny.decoder_)
+    with torch.no_grad():
+        sure.read.bias[unknown] += 1000
+        sure.read.bias[END] -= 1000
+    for size in (1, 3):
+        found = tokens_told(sure, grid, tiny.tokenizer_, 7, size=size)
+        assert [len(one) for one in found] == [7, 7, 7]
+        assert all(unknown not in one for one in found)
+    assert text_of(Lines(), [1, 2]) == "two lines"
+
+
+class Lines:
+    """A tokenizer whose texts have line ends."""
+
+    def decode(self, tokens):
+        return " two\n lines \n"
 
 
 def test_images_turned_left_to_right_change_what_is_learned(few, tiny):
@@ -228,11 +275,13 @@ def held_places(few):
         ({"encoder": nn.Flatten()}, "channels, rows, columns"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
         ({"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),
+        ({"tied": "no"}, "tied must be True or False, got 'no'"),
+        ({"mirror": "yes"}, "mirror must be True or False, got 'yes'"),
         ({"spread": -1}, "spread must be a number of at least 0, got -1"),
         ({"least": 99}, "no word occurs 99 times in 30 captions"),
         ({"cache": "somewhere"}, "cache= needs a frozen encoder"),
         ({"soft_start": -0.5}, "soft_start must be a number between 0 and 1, got -0.5"),
-        ({"expected": 2.0, "attention": "hard"}, "expected must be a number between 0 and 1, got 2.0"),
+        ({"expected": 2.0}, "expected must be a number between 0 and 1, got 2.0"),
     ],
 )
 def test_mistakes_in_settings_are_named(few, settings, message):

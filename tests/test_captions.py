@@ -1,9 +1,10 @@
 """Images with captions: what can be learned from, and batches of it."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from regard.data.captions import CaptionBatches, captions_of, check_images, held_out, said_of, usable
+from regard.data.captions import CaptionBatches, as_images, captions_of, held_out, said_of, usable
 from regard.data.text import UNKNOWN, restored, words
 
 
@@ -31,14 +32,16 @@ def test_every_caption_is_in_one_batch_with_its_image_and_captions_of_its_length
 
 
 def test_captions_are_one_or_several_and_what_has_none_is_left_out():
-    kept, said, left = captions_of(["a", "b", "c", "d"], ["one ", ["two", " ", "three"], [], None])
+    names = ["a", "b", "c", "d", "e"]
+    kept, said, left = captions_of(names, ["one ", ["two", " ", "three", float("nan")], [], None, float("nan")])
     assert kept == [0, 1]
     assert said == [["one"], ["two", "three"]]
-    assert left == {"images": [2, 3], "blank": 2}
-    assert said_of(left, ["a", "b", "c", "d"]) == "2 of 4 images without a caption ('c', 'd')"
+    assert left == {"images": [2, 3, 4], "blank": 2}
+    assert said_of(left, names) == "3 of 5 images without a caption ('c', 'd', 'e'), 2 blank captions beside others"
     assert (
-        said_of({"images": [], "long": 3, "empty": 1}, [])
-        == "3 captions that are too long and 1 captions without a word"
+        said_of({"images": [], "long": 3, "empty": 1, "unscored": 2}, [])
+        == "2 images to validate with, whose captions have no word, 3 captions that are too long,"
+        " 1 captions without a word"
     )
     assert said_of({"images": []}, []) == ""
 
@@ -48,16 +51,23 @@ def test_mistakes_of_form_are_named():
         captions_of(["a", "b"], ["one"])
     with pytest.raises(ValueError, match=r"there must be an image with a caption, got 2 images, none with one"):
         captions_of(["a", "b"], ["", []])
-    with pytest.raises(TypeError, match=r"captions must be texts, got int for image 1"):
-        captions_of(["a", "b"], ["one", [3]])
+    for wrong in (3, [3], [None, 3]):
+        with pytest.raises(TypeError, match=r"captions must be texts, got 3 for image 1"):
+            captions_of(["a", "b"], ["one", wrong])
     with pytest.raises(TypeError, match=r"captions must be a list"):
         captions_of(["a"], "one")
     with pytest.raises(TypeError, match=r"images must be a list of paths or arrays, got str"):
-        check_images("photo.jpg")
+        as_images("photo.jpg")
     with pytest.raises(ValueError, match=r"images must be several.*got one array of shape \[5, 7, 3\]"):
-        check_images(np.zeros((5, 7, 3)))
-    check_images(np.zeros((2, 5, 7, 3)))
-    check_images(np.array(["a.jpg", "b.jpg"]))
+        as_images(np.zeros((5, 7, 3)))
+    assert as_images(np.zeros((2, 5, 7, 3))).shape == (2, 5, 7, 3)
+    assert as_images(np.array(["a.jpg", "b.jpg"])) == ["a.jpg", "b.jpg"]
+
+
+def test_a_column_of_a_frame_is_taken_by_place():
+    frame = pd.DataFrame({"image": ["a", "b", "c"], "said": ["one", "two", "three"]}).iloc[[2, 0]]
+    assert as_images(frame["image"]) == ["c", "a"]
+    assert captions_of(frame["image"], frame["said"])[:2] == ([0, 1], [["three"], ["one"]])
 
 
 def test_a_part_is_held_out_by_a_seed():

@@ -1,4 +1,4 @@
-"""A run goes on as if it had never stopped; several processes train what one does."""
+"""A run goes on as if it had never stopped."""
 
 import json
 import math
@@ -6,55 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
 import torch
+from small_runs import batches, run, script
 from torch import nn
 from torch.testing import assert_close
 
 from regard import saving
-from regard.training import Checkpoint, Team, train, warm_cosine
+from regard.training import Checkpoint, train, warm_cosine
 from regard.training.checkpoints import Progressed, found, keep
-from regard.training.team import cut, rows
-
-# A model with dropout, so that random numbers count; six batches an epoch, which differ between epochs.
-SCRIPT = """
-import sys, time
-import torch
-from torch import nn
-from regard.training import Checkpoint, Team, train, warm_cosine
-
-def batches(epoch):
-    generator = torch.Generator().manual_seed(epoch)
-    return [torch.randn(7, 5, generator=generator) for _ in range(6)]
-
-def run(checkpoint=None, *, epochs=4, dropout=0.3, pause=0.0, team=None, accumulate=1, validate=True):
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(5, 11), nn.Dropout(dropout), nn.Tanh(), nn.Linear(11, 5))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-
-    def loss(batch):
-        time.sleep(pause)
-        return (model(batch) - batch.flip(-1)).square().mean()
-
-    history = train(
-        model, batches, loss, optimizer=optimizer, schedule=warm_cosine(optimizer, epochs * 6, warm=3), epochs=epochs,
-        validate=(lambda: loss(batches(99)[0]).item()) if validate else None, clip=1.0, checkpoint=checkpoint,
-        team=team, accumulate=accumulate,
-    )
-    return model, history
-"""
-space: dict = {}
-exec(SCRIPT, space)
-run, batches = space["run"], space["batches"]
-
-
-def script(tmp_path, last_line):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT + textwrap.dedent(last_line))
-    return str(path)
 
 
 def same(model, other):
@@ -306,70 +268,6 @@ def test_a_broken_or_foreign_run_is_a_clear_error(tmp_path, change):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=r"broken, or of another version|holds a model, not a run|a run with"):
         run(Checkpoint(tmp_path / "run", resume=True))
-
-
-def test_accumulated_batches_are_one_large_batch():
-    torch.manual_seed(0)
-    parts = [torch.randn(n, 5) for n in (2, 3, 6)]
-
-    def trained(batches, **settings):
-        torch.manual_seed(1)
-        model = nn.Linear(5, 1)
-        train(
-            model,
-            lambda epoch: batches,
-            lambda batch: (model(batch) - 1).square().mean(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            epochs=3,
-            clip=0.5,
-            **settings,
-        )
-        return model
-
-    for one, two in zip(
-        trained([torch.cat(parts)]).parameters(), trained(parts, accumulate=3).parameters(), strict=True
-    ):
-        assert_close(one, two)
-    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
-        trained(parts, accumulate=0)
-
-
-def test_two_processes_train_what_one_does(tmp_path):
-    """Rows of a batch are odd in number, so that the shares differ."""
-    alone, history = run(dropout=0.0, accumulate=2)
-    path = script(
-        tmp_path,
-        f"""
-        from safetensors.torch import save_model
-        team = Team.found()
-        model, history = run(dropout=0.0, accumulate=2, team=team, checkpoint=Checkpoint({str(tmp_path / "run")!r}))
-        save_model(model, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
-        assert team.size == 2
-        """,
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    from safetensors.torch import load_file
-
-    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
-    for name, tensor in alone.state_dict().items():
-        assert torch.equal(first[name], second[name])
-        assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
-    kept = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]
-    assert_close(tuple(map(float, kept["validations"])), history.validation, rtol=1e-5, atol=1e-6)
-
-
-def test_a_team_shares_every_row_once():
-    batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
-    shares = [cut(batch, rank, 3) for rank in range(3)]
-    assert sorted(torch.cat([share["x"] for share in shares]).tolist()) == list(range(7))
-    assert rows(shares[1]) == 2
-    assert (shares[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
-    with pytest.raises(TypeError, match="batches made of tensors, got str"):
-        cut(("a",), 0, 2)
-    assert Team().share("anything") == "anything"
 
 
 def test_tensorboard_gets_the_numbers(tmp_path):

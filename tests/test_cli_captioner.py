@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app
+from regard.cli import app, captioner
 from regard.data.scenes import scenes
 
 SMALL = [
@@ -86,6 +86,32 @@ def test_mistakes_are_a_line_each(tmp_path):
     assert "holds a Captioner, and only a Writer writes" in refused("write", "model", "--prompt", "a")
     (tmp_path / "empty").mkdir()
     assert "empty has no image in it" in refused("caption", "model", "empty")
+
+
+def test_only_a_folder_that_fit_made_goes_with_its_run(tmp_path):
+    mine = tmp_path / "model.features"
+    mine.mkdir()
+    (mine / "precious.npy").write_bytes(b"mine")
+    assert captioner.own_cache(tmp_path / "model") == mine
+    captioner.written(tmp_path / "model")
+    assert (mine / "precious.npy").exists()
+    made = captioner.own_cache(tmp_path / "other")
+    assert captioner.own_cache(tmp_path / "other") == made == tmp_path / "other.features"
+    assert made.is_dir()
+    captioner.written(tmp_path / "other")
+    assert not made.exists()
+
+
+def test_photos_of_one_name_have_pictures_of_their_own(tmp_path):
+    run(*FIT)
+    (tmp_path / "photos" / "more").mkdir()
+    (tmp_path / "photos" / "more" / "03.png").write_bytes((tmp_path / "photos" / "07.png").read_bytes())
+    run("caption", "model", "photos/03.png", "photos/more/03.png", "photos/05.png", "--plot", "o/x.png", "--beam", 1)
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [
+        "x-05.png",
+        "x-photos-03.png.png",
+        "x-photos-more-03.png.png",
+    ]
 
 
 def test_what_fit_lacks_is_named():

@@ -142,9 +142,9 @@ def test_evidence_passes_over_empty_lines(model, tmp_path):
 
 
 def test_who_stops_is_told_how_it_goes_on(monkeypatch):
-    from regard.estimators import Translator
+    from regard.estimators import translation_learning
 
-    loss, calls = Translator.loss, []
+    loss, calls = translation_learning.loss, []
 
     def stopped(*given):
         calls.append(1)
@@ -152,6 +152,6 @@ def test_who_stops_is_told_how_it_goes_on(monkeypatch):
             raise KeyboardInterrupt
         return loss(*given)
 
-    monkeypatch.setattr(Translator, "loss", stopped)
+    monkeypatch.setattr(translation_learning, "loss", stopped)
     said = run("fit", "pairs.tsv", "--kind", "translator", "--out", "model", *SMALL, "--set=epochs=9", code=130).stderr
     assert said == "stopped: the run is kept in model.run; the same command with --resume goes on with it\n"

@@ -169,19 +169,19 @@ def test_a_folded_convolution_is_convolution_norm_and_cut(kernel, stride, groups
 @needs_weights
 def test_the_pretrained_network_is_frozen_and_gives_its_grid():
     encoder = efficientnet_lite0()
-    assert check_grid(encoder) == (112, 14, 14)
-    assert (encoder.image_size, encoder.channels, encoder.training) == (224, 112, False)
+    assert check_grid(encoder) == (432, 14, 14)
+    assert (encoder.image_size, encoder.channels, encoder.training) == (224, 432, False)
     assert isinstance(encoder, Encoder)
     assert not any(weight.requires_grad for weight in encoder.parameters())
     image = torch.randn(1, 3, 64, 96, requires_grad=True)
     before = image.detach().clone()
     grid = encoder(image)
-    assert grid.shape == (1, 112, 4, 6)
+    assert grid.shape == (1, 432, 4, 6)
     assert not grid.requires_grad
     assert_close(image.detach(), before, rtol=0, atol=0)
     several = torch.randn(7, 3, 32, 32)
     assert_close(encoder(several), torch.cat([encoder(one[None]) for one in several]), rtol=1e-4, atol=1e-4)
-    assert encoder(several[:0]).shape == (0, 112, 2, 2)
+    assert encoder(several[:0]).shape == (0, 432, 2, 2)
     assert_close(encoder.train()(image), grid, rtol=0, atol=0)  # there is nothing in it that training changes
 
 
@@ -196,7 +196,13 @@ def test_the_pretrained_network_is_that_of_its_authors(capsys):
         expected = theirs._swish(theirs._bn0(theirs._conv_stem(image)))
         for block in theirs._blocks[:11]:
             expected = block(expected)
-    assert_close(efficientnet_lite0()(image), expected, rtol=1e-4, atol=1e-4)
+        coarse = expected
+        for block in theirs._blocks[11:]:
+            coarse = block(coarse)
+    found = efficientnet_lite0()(image)
+    assert_close(found[:, :112], expected, rtol=1e-4, atol=1e-4)
+    assert coarse.shape == (2, 320, 7, 7)
+    assert_close(found[:, 112:], coarse.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3), rtol=1e-4, atol=1e-4)
 
 
 def test_a_missing_or_broken_package_is_said(monkeypatch, tmp_path):

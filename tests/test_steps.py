@@ -6,6 +6,7 @@ from cases import rand
 from torch import nn
 from torch.testing import assert_close
 
+from regard.engines import one_query, openmp
 from regard.layers import Alibi, Block, Decoder, FeedForward, MultiHeadAttention, Rotary, post_norm, swiglu
 from regard.layers.steps import Steps
 from regard.scores import dot
@@ -136,3 +137,16 @@ def test_a_feed_forward_calls_what_stands_in_its_second_place():
     shifted.load_state_dict(layer.output.state_dict())
     layer.output = shifted
     assert_close(layer(x), before + 1)
+
+
+@pytest.mark.skipif(not openmp.team(), reason="torch has no GNU OpenMP here")
+@pytest.mark.parametrize("attention", [{}, {"kv_heads": 2, "positions": Rotary(32)}], ids=["plain", "llama"])
+def test_with_much_to_read_the_loop_gives_the_same(monkeypatch, attention):
+    monkeypatch.setattr(one_query, "WORTH", 0)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: pytest.fail("torch was asked"))
+    torch.manual_seed(1)
+    model = Decoder(2, lambda: Block(MultiHeadAttention(192, 6, **attention), FeedForward(192))).eval()
+    x = torch.randn(5, LENGTH, 192)
+    found, _ = stepped(model, x)
+    monkeypatch.undo()
+    assert_close(found, model(x), rtol=1e-4, atol=1e-5)

@@ -173,11 +173,11 @@ def caption(
         raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Captioner captions")
     wrong: list[str] = []
     found = captioner.photos_in(photos)
+    places = {} if plot is None else captioner.plots_of(plot, found)
     for path, image, said in captioner.captions(model, found, beam, wrong.append):
         typer.echo(f"{path}\t{said}")
-        if plot is not None:
-            place = plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{path.stem}")
-            draw(captioner.picture(model.evidence(image, said), 0), place, path.name)
+        if places:
+            draw(captioner.picture(model.evidence(image, said), 0), places[path], path.name)
     for message in wrong:
         say(f"error: {message}")
     if wrong:

@@ -1,12 +1,14 @@
 """What the command line does with images and their captions: a `Captioner` that learns from them, and writes them."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
-from regard.cli.runs import kept_run, run_of
+from regard.cli.runs import kept_run
+from regard.cli.runs import written as run_written
 from regard.cli.settings import settings_in
 from regard.data.images import SUFFIXES, read_captions, read_image
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 WHAT = "images and captions"
 OPTIONS = ("set", "resume", "board", "images")
+OURS = "made-by-regard-fit"
+"""The file that says that a folder of features may go with its run."""
 AT_ONCE = 64
 """Photos that are captioned together."""
 
@@ -29,8 +33,8 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     if given["images"] is None:
         raise ValueError("--images says the folder that the captions' images are in, and is missing")
     settings = settings_in(Captioner, given)
-    if settings.get("encoder") == "efficientnet-lite0":
-        settings.setdefault("cache", run_of(given["out"]).with_suffix(".features"))
+    if settings.get("encoder") == "efficientnet-lite0" and "cache" not in settings:
+        settings["cache"] = own_cache(given["out"])
     found = read_captions(path, given["images"])
     captioner = Captioner(**settings)
     with kept_run(given["out"]) as run:
@@ -43,10 +47,25 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     return captioner, {}, [*said, f"{told}, held-out BLEU-4 {bleu:.1f}"]
 
 
+def features_of(out: Path) -> Path:
+    """Where what a frozen encoder saw is kept while the run lasts."""
+    return out.with_name(f"{out.name}.features")
+
+
+def own_cache(out: Path) -> Path:
+    """That folder; one that was not there before is marked as the run's own."""
+    folder = features_of(out)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / OURS).touch()
+    return folder
+
+
 def written(out: Path) -> None:
-    """The model is in its folder: the run is no longer needed."""
-    for folder in (run_of(out), run_of(out).with_suffix(".features")):
-        shutil.rmtree(folder, ignore_errors=True)
+    """The model is in its folder: the run is no longer needed, nor is what it made beside it."""
+    run_written(out)
+    if (features_of(out) / OURS).exists():
+        shutil.rmtree(features_of(out), ignore_errors=True)
 
 
 def takes(model: Any) -> bool:
@@ -107,6 +126,20 @@ def photos_in(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def plots_of(plot: Path, photos: Sequence[Path]) -> dict[Path, Path]:
+    """Where the picture of each photo goes: several have their names added, and their folders where names are alike.
+
+    >>> found = plots_of(Path("o.png"), [Path("a/x.jpg"), Path("b/x.jpg"), Path("y.png")])
+    >>> [place.name for place in found.values()]
+    ['o-a-x.jpg.png', 'o-b-x.jpg.png', 'o-y.png']
+    """
+    if len(photos) == 1:
+        return {photos[0]: plot}
+    often = Counter(path.stem for path in photos)
+    names = {path: path.stem if often[path.stem] == 1 else "-".join(path.parts).strip("/-") for path in photos}
+    return {path: plot.with_name(f"{plot.stem}-{name}{plot.suffix}") for path, name in names.items()}
+
+
 def captions(
     model: Any, photos: Sequence[Path], beam: int, wrong: Callable[[str], None]
 ) -> Iterator[tuple[Path, Any, str]]:
@@ -136,4 +169,5 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
         "decoder": f"{count:,} parameters",
     }
     told |= {name: settings[name] for name in ("size", "hidden", "score_size")}
+    told |= {"epoch": f"{model.history_.best_epoch + 1} of {len(model.history_.validation)}"}
     return told | {"held-out BLEU-4": f"{-min(model.history_.validation, default=float('nan')):.1f}"}

@@ -4,7 +4,7 @@ Captions are a text for each image, or several; a batch is of captions of about 
 padding, each with the place of its image.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,34 +61,40 @@ def caption_batch(images: Sequence[int] | Array, captions: Sequence[Sequence[int
     return CaptionBatch(torch.as_tensor(images), padded([[START, *caption, END] for caption in captions]))
 
 
-def check_images(images: Sequence[Any]) -> None:
-    """Images are several: paths, arrays, or one array of them all."""
+def as_images(images: Sequence[Any]) -> Sequence[Any]:
+    """Images by their places, once they are several: paths, arrays, or one array of them all.
+
+    >>> import pandas as pd
+    >>> as_images(pd.Series(["a.jpg", "b.jpg"], index=[1, 0]))[0]
+    'a.jpg'
+    """
     if isinstance(images, str | bytes) or not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):
         raise TypeError(f"images must be a list of paths or arrays, got {type(images).__name__}: put one in a list")
     shape = getattr(images, "shape", None)
     if shape is not None and len(shape) in (2, 3):
         raise ValueError(f"images must be several, [count, height, width, 3], got one array of shape {list(shape)}")
+    return images if shape is not None and len(shape) == 4 else list(images)
 
 
 def captions_of(images: Sequence[Any], captions: Sequence[Any]) -> tuple[list[int], list[list[str]], dict[str, Any]]:
     """Which images have captions, what these are, and what was left out, by place from 0.
 
-    captions   for each image a text, or several; what is None or blank is none
+    captions   for each image a text, or several; what is None, NaN or blank is none
     """
-    check_images(images)
+    images = as_images(images)
     if isinstance(captions, str) or not hasattr(captions, "__len__"):
         raise TypeError("captions must be a list: for each image a text, or a list of texts")
     if len(images) != len(captions):
         raise ValueError(f"each image needs its captions, got {len(images)} images and captions of {len(captions)}")
     kept, said, idle, blank = [], [], [], 0
     for place, own in enumerate(captions):
-        several = [own] if own is None or isinstance(own, str) else list(own)
-        wrong = next((one for one in several if one is not None and not isinstance(one, str)), None)
+        several = [own] if isinstance(own, str) or not isinstance(own, Iterable) else list(own)
+        wrong = next((one for one in several if not isinstance(one, str) and not is_none(one)), None)
         if wrong is not None:
-            raise TypeError(f"captions must be texts, got {type(wrong).__name__} for image {place}")
-        told = [one.strip() for one in several if one is not None and one.strip()]
-        blank += len(several) - len(told)
+            raise TypeError(f"captions must be texts, got {wrong!r} for image {place}")
+        told = [one.strip() for one in several if isinstance(one, str) and one.strip()]
         if told:
+            blank += len(several) - len(told)
             kept.append(place)
             said.append(told)
         else:
@@ -96,6 +102,11 @@ def captions_of(images: Sequence[Any], captions: Sequence[Any]) -> tuple[list[in
     if not kept:
         raise ValueError(f"there must be an image with a caption, got {len(images)} images, none with one")
     return kept, said, {"images": idle, "blank": blank}
+
+
+def is_none(caption: Any) -> bool:
+    """Whether it is what stands for no text: None, or the NaN of an empty cell."""
+    return caption is None or (isinstance(caption, float) and caption != caption)
 
 
 def held_out(
@@ -137,8 +148,12 @@ def said_of(left_out: dict[str, Any], images: Sequence[Any]) -> str:
             str(images[place]) if not hasattr(images[place], "shape") else str(place) for place in left_out["images"]
         ]
         parts.append(f"{len(names)} of {len(images)} images without a caption ({listed(names, 5)})")
+    if left_out.get("blank"):
+        parts.append(f"{left_out['blank']} blank captions beside others")
+    if left_out.get("unscored"):
+        parts.append(f"{left_out['unscored']} images to validate with, whose captions have no word")
     if left_out.get("long"):
         parts.append(f"{left_out['long']} captions that are too long")
     if left_out.get("empty"):
         parts.append(f"{left_out['empty']} captions without a word")
-    return " and ".join(parts)
+    return ", ".join(parts)

@@ -112,15 +112,17 @@ def features(
         parts.append(grids_of)
         at |= {key: (number, row) for row, key in enumerate(found)}
     made = Features(parts, np.array([at[key] for key in keys]))
+    checked: set[int] = set()
     for row, key in enumerate(keys):
-        if key in known:
+        number, _ = at[key]
+        if key in known and number not in checked:
             compare(made[row], next(encoded({key: images[row]}, encoder, half))[0], place)
-            break
+            checked.add(number)
     return made
 
 
 def compare(kept: Tensor, fresh: Tensor, place: Path) -> None:
-    """One grid is made anew: what an encoder does may depend on more than its weights."""
+    """A grid of each file is made anew: what an encoder does may depend on more than its parts and weights."""
     kept = kept.movedim(0, -1)
     off = (kept - fresh.float()).abs().max() if kept.shape == fresh.shape else math.inf
     if off > NEAR * kept.abs().max():
@@ -131,14 +133,14 @@ def compare(kept: Tensor, fresh: Tensor, place: Path) -> None:
 
 
 def fingerprint(encoder: nn.Module, half: bool) -> str:
-    """A hash of all that a stored grid depends on, but for the image: weights, sizes, scaling of pixels, rounding."""
+    """A hash of what a stored grid depends on but the image: parts, weights, sizes, scaling of pixels, rounding."""
     digest = hashlib.sha256()
 
     def add(name: str, tensor: Tensor) -> None:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
-    digest.update(f"{FORMAT} {type(encoder).__qualname__} {encoder.image_size} {half}".encode())
+    digest.update(f"{FORMAT} {type(encoder).__qualname__} {encoder.image_size} {half} {encoder}".encode())
     ramp = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
     add("prepare", encoder.prepare(ramp))  # type: ignore[operator]
     for name, tensor in encoder.state_dict().items():

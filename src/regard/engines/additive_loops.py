@@ -1,4 +1,4 @@
-"""The loops of `additive.py`, in Numba: one query a row against its own keys, score to mean in one pass, and back.
+"""The loops of `additive.py`, in Numba: one query a row, score to mean in one pass, and back.
 
 Arrays are `[rows, …]` with each row contiguous, compiled for float32 and float64. Numba's division is told to be
 NumPy's: with Python's check for zero it would not be vectorised.
@@ -7,7 +7,7 @@ NumPy's: with Python's check for zero it would not be vectorised.
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import njit, types
 from numba.extending import overload
 
 from regard.engines.compiling import compiled
@@ -15,20 +15,40 @@ from regard.engines.loops import EXACT, SUM, exponential
 
 
 def bend(x: Any) -> Any:
-    """tanh x = ±(1 − e) / (1 + e) with e = exp(−2|x|), to 1e-7 in float32."""
+    """tanh x = (e − 1) / (e + 1) with e = exp(2x), to 2e-7 in float32, and to 4e-8 near 0."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(bend, jit_options={"fastmath": EXACT, "error_model": "numpy"})
 def _bend(x: Any) -> Any:
-    one = np.float32(1) if x == types.float32 else np.float64(1)
+    number = np.float32 if x == types.float32 else np.float64
+    one, most = number(1), number(10 if number is np.float32 else 20)  # from where on tanh is 1
 
     def bend_one(x: Any) -> Any:
-        e = exponential(-abs(x + x))
-        size = (one - e) / (one + e)
-        return size if x > 0 else -size
+        least = most if x > most else x
+        e = exponential(least + least)
+        return (e - one) / (e + one)
 
     return bend_one
+
+
+@njit(fastmath=SUM, error_model="numpy")
+def rate(asked: Any, keys: Any, weight: Any, scores: Any) -> None:
+    """The scores of some keys [n, h] by one query [h or more]."""
+    size = weight.shape[0]
+    asked = asked[:size]
+    for i in range(scores.shape[0]):
+        there, score = keys[i], scores.dtype.type(0)
+        for j in range(size):
+            score += weight[j] * bend(asked[j] + there[j])
+        scores[i] = score
+
+
+@compiled(nogil=True)
+def scores(query: Any, key: Any, weight: Any, which: Any, out: Any) -> None:
+    """out [rows, n] = weightᵀ tanh(query + key), where row r has the keys of number which[r]."""
+    for row in range(query.shape[0]):
+        rate(query[row], key[which[row]], weight, out[row])
 
 
 @compiled(nogil=True, fastmath=SUM, error_model="numpy")
@@ -38,24 +58,20 @@ def forward(query: Any, key: Any, weight: Any, value: Any, counts: Any, mean: An
     query [rows, h or more], of which the first h count; key [rows, n, h]; value [rows, n, v]
     mean [rows, v], share [rows, n]: written; both 0 where a row has no keys
     """
-    size = key.shape[2]
     for row in range(key.shape[0]):
-        asked, shares, into, count = query[row, :size], share[row], mean[row], counts[row]
-        highest = shares.dtype.type(-np.inf)
+        count, into = counts[row], mean[row]
+        shares = share[row, :count]
+        rate(query[row], key[row], weight, shares)
+        highest, total = shares.dtype.type(-np.inf), shares.dtype.type(0)
         for i in range(count):
-            there, score = key[row, i], shares.dtype.type(0)
-            for j in range(size):
-                score += weight[j] * bend(asked[j] + there[j])
-            shares[i] = score
-            highest = max(highest, score)
-        total = shares.dtype.type(0)
+            highest = max(highest, shares[i])
         for i in range(count):
             shares[i] = exponential(shares[i] - highest)
             total += shares[i]
-        shares[count:] = 0
-        into[:] = 0
         for i in range(count):
             shares[i] /= total
+        share[row, count:] = 0
+        into[:] = 0
         i = 0
         while i + 4 <= count:  # four at a time: the mean is read and written a quarter as often
             a, b, c, d = shares[i], shares[i + 1], shares[i + 2], shares[i + 3]

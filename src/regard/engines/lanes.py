@@ -93,6 +93,18 @@ def splat_from(typing: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def total(typing: Any, some: Any) -> Any:
+    """The sum of the lanes, in whatever order is quick."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), FLOATS])
+        add = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f32")
+        return builder.call(add, [ir.Constant(ir.FloatType(), -0.0), arguments[0]], fastmath=("reassoc",))
+
+    return types.float32(lanes), code
+
+
+@intrinsic
 def add_to(typing: Any, array: Any, index: Any, some: Any) -> Any:
     """Add the lanes to sixteen numbers of a contiguous float64 array, from an index on."""
 

@@ -38,7 +38,7 @@ as_float: Any = intrinsic(bitcast)
 
 
 def exponential(x: Any) -> Any:
-    """e^x for x ≤ 0: e^x = 2^n e^r with |r| ≤ ln 2 / 2, and Taylor's series for e^r.
+    """e^x for x ≤ 0, or as far above it as 2^n is a number: e^x = 2^n e^r, |r| ≤ ln 2 / 2, and Taylor's series for e^r.
 
     Below the normal range it is 0, which also spares the products that follow denormal numbers.
     """

@@ -17,17 +17,13 @@ class CaptionEvidence:
     """The weights of all cells of the image's grid before each word; those of a word add up to 1."""
 
     image: Array  # uint8 [height, width, 3], as the model saw it
-    words: list[str]
+    caption: str
+    words: list[str]  # of the caption, or its pieces
     weight: Array  # [words, rows, columns], from the top left
     top: int | None = None  # how many cells of each word `to_frame` gives; None: all
 
     def __len__(self) -> int:
         return len(self.words)
-
-    @property
-    def caption(self) -> str:
-        """The words as a sentence."""
-        return " ".join(self.words)
 
     def to_frame(self) -> "DataFrame":
         """A row for each word and cell: place and word, rank, the cell's row and column from 0, and its weight."""

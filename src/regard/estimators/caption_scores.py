@@ -52,8 +52,13 @@ def check_pairs(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
             raise TypeError(
                 f"image {image} must have one caption and a list of references, got {caption!r}, {several!r}"
             )
-        if not any(words(reference) for reference in several):
+        if not has_words(several):
             raise ValueError(f"image {image} must have a reference with at least one word, got {list(several)}")
+
+
+def has_words(captions: Sequence[str]) -> bool:
+    """Whether there is a word in any of some captions."""
+    return any(words(caption) for caption in captions)
 
 
 def words(caption: str) -> list[str]:

@@ -5,8 +5,7 @@ The encoder is a network of `regard.models.grids` or any other, the decoder `reg
 wrote itself, by BLEU-4.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,19 +16,20 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from regard.data import text as texts
-from regard.data.captions import captions_of, check_images
+from regard.data.captions import as_images, captions_of
+from regard.data.features import fingerprint, key_of
 from regard.data.images import read_images
 from regard.data.pairs import START
 from regard.estimators.caption_evidence import CaptionEvidence
-from regard.estimators.caption_learning import learn, material
-from regard.estimators.caption_scores import caption_scores
-from regard.estimators.learning import check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.caption_learning import Material, learn, material
+from regard.estimators.caption_scores import caption_scores, has_words
+from regard.estimators.caption_settings import check_settings, check_sight, make_decoder
+from regard.estimators.learning import kept_run
 from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
-from regard.estimators.telling import grids_of, told
-from regard.layers.checks import share
+from regard.estimators.telling import grids_of, text_of, tokens_told, told
+from regard.layers.checks import positive
 from regard.models.captioner import CaptionDecoder
-from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write
 from regard.training import History
@@ -44,7 +44,8 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                     parameters that need gradients is frozen: it sees each image once
     image_size      the side in pixels that images are cut and scaled to; None: the encoder's own
     cache           a folder for what a frozen encoder gave, to be used again; None: it is kept only while `fit` lasts
-    mirror          turn images left to right at random, where the encoder is trained along
+    mirror          turn images left to right at random, where the encoder is trained along; not for captions that tell
+                    left from right
     tokens          "words": in lower case, without punctuation; or "pieces": byte-level BPE
     least           how often a word must occur to be known
     vocabulary      how many pieces
@@ -162,15 +163,15 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         checkpoint   a folder for the run, written after each epoch; with `resume`, a run there goes on
         board        a folder for TensorBoard
         """
-        self.check_settings()
+        check_settings(self)
         seed = seed_of(self.random_state)
         found = material(self, images, captions, validation, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             seen = sight(self.encoder, self.image_size)
-            self.check_sight(seen)
-            decoder = self.make_decoder(found.tokenizer.get_vocab_size(), seen)
-            kept = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=found.lines)
+            check_sight(self, seen)
+            decoder = make_decoder(self, found.tokenizer.get_vocab_size(), seen)
+            kept = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=all_of(found, seen))
             self.history_ = learn(self, found, seen, decoder, seed, kept, board)
         self.tokenizer_, self.left_out_ = found.tokenizer, found.left_out
         self.sight_, self.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
@@ -183,7 +184,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         penalty   how much longer captions are favoured, α of `regard.decoding.beam`
         """
         check_is_fitted(self)
-        check_images(images)
+        images = as_images(images)
         found: list[str] = []
         with ProgressBar("writing captions", len(images), shown=self.verbose) as bar:
             for grid in grids_of(self.sight_, images):
@@ -193,7 +194,11 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
 
     def scores(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]], beam: int = 5) -> dict[str, float]:
         """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the captions written, over all references: see `caption_scores`."""
+        images = as_images(images)
         kept, said, _ = captions_of(images, captions)
+        for place, own in zip(kept, said, strict=True):
+            if not has_words(own):
+                raise ValueError(f"image {place} cannot be scored: its captions have no word, got {own}")
         return caption_scores(self.caption([images[place] for place in kept], beam), said)
 
     def score(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]]) -> float:
@@ -210,17 +215,23 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         Of hard attention it is the probability of each cell, when the likeliest was taken before.
         """
         check_is_fitted(self)
+        if caption is not None and not isinstance(caption, str):
+            raise TypeError(f"caption must be a text, got {type(caption).__name__}")
+        if top is not None:
+            positive("top", top)
         seen = read_images([image], self.sight_.image_size)
         with torch.inference_mode():
             grid = self.sight_.grids(seen)
         if caption is None:
-            [caption] = told(self.decoder_, grid, self.tokenizer_, self.longest, size=beam)
-        ids = self.tokenizer_.encode(caption).ids
+            [ids] = tokens_told(self.decoder_, grid, self.tokenizer_, self.longest, size=beam)
+        else:
+            ids = self.tokenizer_.encode(caption).ids
         with torch.inference_mode():
             weight = self.decoder_.look(grid, torch.tensor([[START, *ids]]))[0, : len(ids)]
         shape = len(ids), *self.sight_.shape
         words = [self.tokenizer_.decode([one], skip_special_tokens=False).strip() or "·" for one in ids]
-        return CaptionEvidence(seen[0], words, weight.double().numpy().reshape(shape), top)
+        told = text_of(self.tokenizer_, ids)
+        return CaptionEvidence(seen[0], told, words, weight.double().numpy().reshape(shape), top)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it.
@@ -258,6 +269,8 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any], encoder: nn.Module | None = None) -> Self:
         """The model that was saved."""
         settings = dict(config["settings"])
+        if encoder is not None and not config["own_encoder"]:
+            raise ValueError(f"this model was made with the encoder {settings['encoder']!r}, and needs no other")
         if config["own_encoder"]:
             if encoder is None:
                 raise ValueError(
@@ -271,7 +284,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         history = tuple(config["history"])
         captioner.history_ = History((), history, int(np.argmin(history)))
         seen = sight(captioner.encoder, captioner.image_size)
-        decoder = captioner.make_decoder(captioner.tokenizer_.get_vocab_size(), seen)
+        decoder = make_decoder(captioner, captioner.tokenizer_.get_vocab_size(), seen)
         for name, module in (("sight", seen), ("decoder", decoder)):
             found = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
             if found or name == "decoder":
@@ -279,29 +292,10 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         captioner.sight_, captioner.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return captioner
 
-    def make_decoder(self, vocabulary: int, seen: Sight) -> CaptionDecoder:
-        """A decoder of the settings, with new weights."""
-        sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
-        usual = sizes | {"shape": seen.shape, "dropout": self.dropout, "tied": self.tied}
-        if self.attention == "soft":
-            return CaptionDecoder(vocabulary, seen.channels, **usual)
-        drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}
-        return HardCaptionDecoder(vocabulary, seen.channels, **usual, **drawing)
 
-    def check_sight(self, seen: Sight) -> None:
-        """Settings of an encoder that is trained along mean nothing for one that is frozen, and the other way round."""
-        if seen.frozen and self.mirror:
-            raise ValueError("mirror=True needs an encoder that is trained along; this one sees each image only once")
-        if not seen.frozen and self.cache is not None:
-            raise ValueError("cache= needs a frozen encoder; this one is trained along, and nothing of it can be kept")
-
-    def check_settings(self) -> None:
-        """What must hold of the settings, before an image is read."""
-        check_choice(self, attention=("soft", "hard"), tokens=("words", "pieces"))
-        check_whole(self, ("least", "vocabulary", "longest", "size", "hidden", "score_size", "samples"))
-        check_whole(self, ("epochs", "batch_size", "accumulate", "average"))
-        check_whole(self, [name for name in ("image_size", "patience") if getattr(self, name) is not None])
-        check_between(self, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
-        check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
-        check_from_zero(self, reward=math.inf, entropy=math.inf)
-        share("soft_start", self.soft_start)
+def all_of(found: Material, seen: Sight) -> Iterator[str]:
+    """All that a run learns from and is judged by, so that it does not go on with something else."""
+    yield from found.lines
+    yield from (one for own in found.held_captions for one in own)
+    yield from (key_of(image, seen.image_size) for image in [*found.images, *found.held_images])
+    yield fingerprint(seen, half=False)

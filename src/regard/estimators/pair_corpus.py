@@ -47,7 +47,7 @@ def usable(known: Vocabularies, pairs: Pairs, longest: int, among: Sequence[int]
     if not kept:
         raise ValueError(f"no pair is left to learn from: {told}")
     if left:
-        warnings.warn(f"{len(left)} pairs are left out: {told}", stacklevel=3)
+        warnings.warn(f"{len(left)} pairs are left out: {told}", stacklevel=4)
     return Coded(*([side[place] for place in kept] for side in coded)), {"empty": empty, "long": long}
 
 
@@ -57,5 +57,5 @@ def warn_of_equals(pairs: Pairs) -> None:
     if 2 * equal > len(pairs.sources):
         warnings.warn(
             f"{equal} of {len(pairs.sources)} targets are the same as their sources: is one file given twice?",
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -25,10 +25,10 @@ def grids_of(sight: Sight, images: Sequence[Any]) -> Iterator[Tensor]:
 
 
 @torch.inference_mode()
-def told(
+def tokens_told(
     decoder: CaptionDecoder, grid: Tensor, tokenizer: Any, longest: int, *, size: int = 1, penalty: float = 0.6
-) -> list[str]:
-    """What a decoder says of each grid; size 1 is the greedy search."""
+) -> list[list[int]]:
+    """What a decoder says of each grid, at most so many tokens, without the end; size 1 is the greedy search."""
     unknown = tokenizer.token_to_id(UNKNOWN)
     step = forbid(decoder.step, [PADDING, START] if unknown is None else [PADDING, START, unknown])
     state, start = decoder.begin(grid), torch.full((len(grid),), START)
@@ -36,4 +36,14 @@ def told(
         best = greedy(step, state, start, end=END, length=longest + 1)
     else:
         best = [some[0] for some in beam(step, state, start, end=END, length=longest + 1, size=size, penalty=penalty)]
-    return [line.strip() for line in tokenizer.decode_batch([found.tokens for found in best])]
+    return [[token for token in found.tokens if token != END][:longest] for found in best]
+
+
+def told(decoder: CaptionDecoder, grid: Tensor, tokenizer: Any, longest: int, **search: Any) -> list[str]:
+    """The same, in one line each."""
+    return [text_of(tokenizer, tokens) for tokens in tokens_told(decoder, grid, tokenizer, longest, **search)]
+
+
+def text_of(tokenizer: Any, tokens: list[int]) -> str:
+    """Tokens as a line of text."""
+    return " ".join(tokenizer.decode(tokens).split())

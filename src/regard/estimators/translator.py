@@ -5,7 +5,7 @@ search `regard.decoding`. What is validated is what is asked for later: sentence
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,24 +13,19 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
-from regard.data.pairs import PADDING, START, PairBatch, Pairs, TokenBatches, as_pairs, as_sentences
-from regard.data.vocabularies import Vocabularies, vocabularies
+from regard.data.pairs import START, as_pairs, as_sentences
+from regard.data.vocabularies import Vocabularies
 from regard.estimators.alignment import Alignment
-from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
-from regard.estimators.pair_corpus import held_out, some, usable, warn_of_equals
+from regard.estimators.learning import check_between, check_choice, check_from_zero, check_whole, kept_run
 from regard.estimators.seq2seq import CHOICES, Seq2Seq, seq2seq
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.translating import check_search, searched
+from regard.estimators.translation_learning import learn, material, most_tokens
 from regard.estimators.translation_score import TranslationScore, translation_score
-from regard.layers.likelihood import cross_entropy
 from regard.progress import ProgressBar
 from regard.saving import array_of, write
-from regard.training import History, Team, train, warm_cosine
-
-VALIDATED = 1000
-"""Sentences that a validation translates."""
+from regard.training import History
 
 
 class Translator(BaseEstimator):  # type: ignore[misc]
@@ -159,48 +154,15 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         """
         self.check_settings()
         seed = seed_of(self.random_state)
-        pairs, among = as_pairs(sources, targets), list(range(len(targets)))
-        warn_of_equals(pairs)
-        if validation is None:
-            among, others = held_out(pairs, self.validation_fraction, seed)
-            validated = some(pairs, others)
-        else:
-            given, right = validation
-            validated = as_pairs(given, right)
-        known = vocabularies(
-            *some(pairs, among), tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower
-        )
-        coded, left_out = usable(known, pairs, self.longest, among)
-        longest_target = max(map(len, coded.targets))
+        found = material(self, sources, targets, validation, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.make_model(known)
-            optimizer = adamw(model, self.rate(), self.weight_decay, betas=(0.9, 0.98))
-            steps = self.epochs * math.ceil(len(TokenBatches(*coded, self.batch_tokens)) / self.accumulate)
-            history = train(
-                model,
-                lambda epoch: TokenBatches(*coded, self.batch_tokens, (seed, epoch)),
-                lambda batch: self.loss(model, batch),
-                optimizer=optimizer,
-                schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
-                epochs=self.epochs,
-                validate=lambda: -float(self.bleu(model, known, validated, longest_target)),
-                patience=self.patience,
-                average=self.average,
-                clip=self.clip,
-                accumulate=self.accumulate,
-                count=tokens_of,
-                unit="tokens",
-                checkpoint=kept_run(
-                    self, checkpoint, resume, every=1 << 30, seed=seed, data=map("\n".join, (*pairs, *validated))
-                ),
-                board=board,
-                team=Team.found(),
-                describe="learning to translate",
-                progress=self.verbose,
-            )
-        self.vocabularies_, self.history_, self.left_out_ = known, history, left_out
-        self.longest_target_ = longest_target
+            model = self.make_model(found.known)
+            texts = map("\n".join, (*found.pairs, *found.validated))
+            run = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
+            history = learn(self, found, model, seed, run, board)
+        self.vocabularies_, self.history_, self.left_out_ = found.known, history, found.left_out
+        self.longest_target_ = found.longest_target
         self.model_ = model.eval().requires_grad_(False)
         return self
 
@@ -214,7 +176,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         check_search(beam, penalty)
         sources = self.asked(as_sentences(sentences))
         with ProgressBar("translating", len(sources), shown=self.verbose) as bar:
-            limit = self.limit(self.longest_target_)
+            limit = most_tokens(self.longest_target_, self.longest)
             found = searched(self.model_, sources, size=beam, penalty=penalty, limit=limit, done=bar.note)
         return self.vocabularies_.written(found)
 
@@ -246,7 +208,8 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         if not source:
             raise ValueError("an empty sentence has nothing to look at")
         if translation is None:
-            [target] = searched(self.model_, [source], size=beam, penalty=1.0, limit=self.limit(self.longest_target_))
+            limit = most_tokens(self.longest_target_, self.longest)
+            [target] = searched(self.model_, [source], size=beam, penalty=1.0, limit=limit)
         else:
             [target] = known.coded(as_sentences([translation]), target=True)
         model: Any = self.model_
@@ -288,12 +251,6 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         translator.model_ = model.eval().requires_grad_(False)
         return translator
 
-    def rate(self) -> float:
-        """The learning rate, if none is given the model's usual one."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 3e-3 if self.model == "transformer" else 1e-3
-
     def make_model(self, known: Vocabularies) -> Seq2Seq:
         """A model of the settings for these vocabularies, with new weights."""
         return seq2seq(
@@ -313,26 +270,6 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             longest=self.longest,
             dropout=self.dropout,
         )
-
-    def loss(self, model: Seq2Seq, batch: PairBatch) -> Tensor:
-        """The mean over all tokens that are to be said."""
-        read, said = batch.target[:, :-1], batch.target[:, 1:]
-        rows, real = model.rows(batch.source, batch.lengths, read), said != PADDING
-        weight, bias = model.reader
-        return cross_entropy(rows[real], weight, said[real], bias, smoothing=self.smoothing)
-
-    def bleu(self, model: Seq2Seq, known: Vocabularies, pairs: Pairs, longest_target: int) -> TranslationScore:
-        """BLEU of what a model writes, one token after the other, for some sentences; of a long one, its beginning."""
-        coded = [ids[: self.longest] for ids in known.coded(pairs.sources[:VALIDATED])]
-        found = searched(model, coded, size=1, penalty=0.0, limit=self.limit(longest_target))
-        return translation_score(known.written(found), pairs.targets[:VALIDATED], lowercase=self.lower)
-
-    def limit(self, longest_target: int) -> Callable[[Any], Any]:
-        """From tokens of sources to the most tokens that their translations may get, the end included.
-
-        As many as any translation had that was learned from, or twice the source's and some more; at most `longest`.
-        """
-        return lambda lengths: np.minimum(np.maximum(2 * lengths + 20, longest_target), self.longest) + 1
 
     def asked(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of sentences to translate."""
@@ -357,8 +294,3 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             check_between(self, learning_rate=(0, math.inf))
         check_from_zero(self, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf)
         check_choice(self, joint=(True, False), lower=(True, False), input_feeding=(True, False))
-
-
-def tokens_of(batch: PairBatch) -> int:
-    """How many target tokens are to be said."""
-    return int((batch.target[:, 1:] != PADDING).sum())

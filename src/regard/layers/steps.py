@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module
 
+from regard.engines.one_query import attend_one, fits
 from regard.layers.cache import BlockCache, KeyValues
 from regard.layers.feed_forward import FeedForward
 from regard.layers.heads import MultiHeadAttention
@@ -62,6 +63,8 @@ class Looking:
             start = kept.length
             query = self.positions.turn(query, start)
             key, value = kept.append(self.positions.turn(new.select(1, 0), start), new.select(1, 1))
+        if kept.store is not None and fits(query, kept.store):
+            return self.output(attend_one(query.squeeze(2), kept.store, kept.length).view(rows, -1))
         if self.kv_heads != self.heads:  # the heads of a group are taken for so many queries of one head
             query = query.reshape(rows, self.kv_heads, -1, self.size)
         mean = functional.scaled_dot_product_attention(query, key, value)

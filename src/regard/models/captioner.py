@@ -153,7 +153,7 @@ class CaptionDecoder(nn.Module):
         """From now on all grids are scaled as these `[batch, cells, channels]` must be to be 0 ± 1 in each channel."""
         flat = grid.flatten(0, 1)
         self.centre.copy_(flat.mean(dim=0))
-        self.width.copy_(flat.std(dim=0).clamp(min=1e-6))
+        self.width.copy_(flat.std(dim=0, correction=0).clamp(min=1e-6))
 
     def seen(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Projected keys `[batch, cells, attention]`, the grid as it is looked at, and the state before any word."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attend import attend
-from regard.engines import additive_scores
+from regard.engines import additive
 from regard.weighing import Weighing
 
 
@@ -68,7 +68,7 @@ class Regions:
 
     def attended(self, query: Tensor, weight: Tensor, weigh: Weighing) -> Tensor:
         """What projected queries `[rows, hidden]` see: `[rows, channels]`."""
-        scores = additive_scores.scores(query, self.key, weight, self.which).unsqueeze(1)  # [rows, 1, cells]
+        scores = additive.scores(query, self.key, weight, self.which).unsqueeze(1)  # [rows, 1, cells]
         each = len(query) // len(self.key)
         beam = torch.arange(len(self.key), device=query.device).repeat_interleave(each)
         if len(beam) == len(query) and torch.equal(beam, self.which):  # the rows of an image stand together
@@ -100,6 +100,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         key, grid, given, hidden, cell, weight, state_map, bias, context_map, draw = inputs
+        seen = additive.Seen(key.contiguous(), weight, grid.contiguous())
         steps, (batch, cells, channels), size = given.shape[1], grid.shape, hidden.shape[1]
         width = len(weight)
         states, memory = hidden.new_empty(steps + 1, batch, size), hidden.new_empty(steps + 1, batch, size)
@@ -112,19 +113,18 @@ class Recurrence(torch.autograd.Function):
             asked = torch.addmm(whole_bias, states[t], state_map.T)
             query, beta, rest = torch.split(asked, [width, channels, 4 * size], 1)
             queries[t] = query
-            torch.softmax(additive_scores.scores(queries[t], key, weight), dim=1, out=weights[t])
-            means[t] = torch.bmm(weights[t].unsqueeze(1), grid).squeeze(1)
+            additive.forward(queries[t], seen, means[t], weights[t])
             if draw is not None:
                 took = weights[t].argmax(dim=1) if draw.shot is None else drawn(weights[t], draw.shot[:, t])
                 chosen[t] = took.masked_fill_(draw.expected, -1)
-                seen = grid[torch.arange(batch, device=grid.device), chosen[t]]
-                means[t] = torch.where(draw.expected.unsqueeze(1), means[t], seen)
+                alone = grid[torch.arange(batch, device=grid.device), chosen[t]]
+                means[t] = torch.where(draw.expected.unsqueeze(1), means[t], alone)
             torch.sigmoid(beta, out=betas[t])
             gates[t] += rest
             gates[t].addmm_(means[t] * betas[t], context_map.T)
             opened(gates[t], memory[t], memory[t + 1], states[t + 1])
         contexts = means * betas
-        ctx.save_for_backward(key, grid, weight, state_map, context_map)
+        ctx.save_for_backward(*seen[:3], state_map, context_map)
         ctx.kept = states, memory, gates, weights, chosen, queries, means, betas, contexts
         ctx.hard = draw is not None
         ctx.mark_non_differentiable(chosen)
@@ -135,16 +135,18 @@ class Recurrence(torch.autograd.Function):
     def backward(
         ctx: Any, states_slope: Tensor, contexts_slope: Tensor, weights_slope: Tensor, _: Any
     ) -> tuple[Tensor | None, ...]:
-        key, grid, weight, state_map, context_map = ctx.saved_tensors
+        key, weight, grid, state_map, context_map = ctx.saved_tensors
+        seen = additive.Seen(key, weight, grid)
         states, memory, gates, weights, chosen, queries, means, betas, contexts = ctx.kept
         steps, batch, size = gates.shape[0], gates.shape[1], states.shape[2]
         width, channels = len(weight), grid.shape[2]
         every = gates.new_empty(steps, batch, width + channels + 4 * size)  # slopes of [q; b; gates]
         means_slope = torch.empty_like(means)
+        pulls = weights_slope.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         key_slope, weight_slope = torch.zeros_like(key), torch.zeros_like(weight)
         later, cell_slope = torch.zeros_like(states[0]), torch.zeros_like(memory[0])
         for t in reversed(range(steps)):
-            query_slope, beta_slope, gates_slope = every[t].split([width, channels, 4 * size], 1)
+            _, beta_slope, gates_slope = every[t].split([width, channels, 4 * size], 1)
             cell_slope = closed(gates[t], memory[t], memory[t + 1], states_slope[:, t] + later, cell_slope, gates_slope)
             context_slope = torch.addmm(contexts_slope[:, t], gates_slope, context_map)
             beta = betas[t]
@@ -153,11 +155,8 @@ class Recurrence(torch.autograd.Function):
             through = means_slope[t]
             if ctx.hard:
                 through = through * (chosen[t] < 0).unsqueeze(1)
-            slope = torch.baddbmm(weights_slope[:, t].unsqueeze(1), through.unsqueeze(1), grid.mT).squeeze(1)
-            slope = weights[t] * (slope - (weights[t] * slope).sum(dim=1, keepdim=True))
-            found, more = additive_scores.slopes(queries[t], key, weight, slope, key_slope)
-            query_slope.copy_(found)
-            weight_slope += more
+            slopes = additive.Slopes(through, pulls[t], every[t], key_slope)
+            weight_slope += additive.backward(queries[t], seen, weights[t], slopes)
             later = every[t] @ state_map
         flat, gates_slope = every.flatten(0, 1), every[..., width + channels :]
         grid_slope = None

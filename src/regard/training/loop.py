@@ -177,6 +177,7 @@ class Run(Generic[Batch]):
                 self.keep()
         if not at.losses:
             raise ValueError(f"batches must give at least one batch an epoch, got none in epoch {at.epoch}")
+        self.team.same(self.model)  # what is no parameter, as a running mean, each has from its own rows
         at.epoch_losses.append(sum(at.losses) / len(at.losses))
         at.batches, at.losses = 0, []
         self.bar.note(done=at.epoch + 1)

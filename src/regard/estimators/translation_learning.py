@@ -1,0 +1,132 @@
+"""How a `Translator` learns: what of pairs of sentences can be learned from, and the training on it."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from regard.data.pairs import PADDING, PairBatch, Pairs, TokenBatches, as_pairs
+from regard.data.vocabularies import Vocabularies, vocabularies
+from regard.estimators.learning import adamw
+from regard.estimators.pair_corpus import Coded, held_out, some, usable, warn_of_equals
+from regard.estimators.seq2seq import Seq2Seq
+from regard.estimators.translating import searched
+from regard.estimators.translation_score import TranslationScore, translation_score
+from regard.layers.likelihood import cross_entropy
+from regard.training import Checkpoint, History, Team, train, warm_cosine
+
+VALIDATED = 1000
+"""Sentences that a validation translates."""
+
+
+class Material(NamedTuple):
+    """What is learned from."""
+
+    pairs: Pairs  # as they were given
+    validated: Pairs
+    known: Vocabularies
+    coded: Coded  # the tokens of those that can be learned from
+    left_out: dict[str, list[int]]
+
+    @property
+    def longest_target(self) -> int:
+        """The most tokens that a translation has."""
+        return max(map(len, self.coded.targets))
+
+
+def material(settings: Any, sources: Sequence[str], targets: Sequence[str], validation: Any, seed: int) -> Material:
+    """What a translator of these settings learns from; what it does not is reported."""
+    pairs, among = as_pairs(sources, targets), list(range(len(targets)))
+    warn_of_equals(pairs)
+    if validation is None:
+        among, others = held_out(pairs, settings.validation_fraction, seed)
+        validated = some(pairs, others)
+    else:
+        given, right = validation
+        validated = as_pairs(given, right)
+    known = vocabularies(
+        *some(pairs, among),
+        tokens=settings.tokens,
+        count=settings.vocabulary,
+        joint=settings.joint,
+        lower=settings.lower,
+    )
+    return Material(pairs, validated, known, *usable(known, pairs, settings.longest, among))
+
+
+def learn(
+    settings: Any,
+    found: Material,
+    model: Seq2Seq,
+    seed: int,
+    checkpoint: Checkpoint | None,
+    board: str | Path | None,
+) -> History:
+    """Trains the model."""
+    optimizer = adamw(model, rate(settings), settings.weight_decay, betas=(0.9, 0.98))
+    batches = len(TokenBatches(*found.coded, settings.batch_tokens))
+    steps = settings.epochs * math.ceil(batches / settings.accumulate)
+    return train(
+        model,
+        lambda epoch: TokenBatches(*found.coded, settings.batch_tokens, (seed, epoch)),
+        lambda batch: loss(model, batch, settings.smoothing),
+        optimizer=optimizer,
+        schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
+        epochs=settings.epochs,
+        validate=lambda: -float(bleu(settings, found, model)),
+        patience=settings.patience,
+        average=settings.average,
+        clip=settings.clip,
+        accumulate=settings.accumulate,
+        count=tokens_of,
+        unit="tokens",
+        checkpoint=checkpoint,
+        board=board,
+        team=Team.found(),
+        describe="learning to translate",
+        progress=settings.verbose,
+    )
+
+
+def rate(settings: Any) -> float:
+    """The learning rate, if none is given the model's usual one."""
+    if settings.learning_rate is not None:
+        return float(settings.learning_rate)
+    return 3e-3 if settings.model == "transformer" else 1e-3
+
+
+def loss(model: Seq2Seq, batch: PairBatch, smoothing: float) -> Tensor:
+    """The mean over all tokens that are to be said."""
+    read, said = batch.target[:, :-1], batch.target[:, 1:]
+    rows, real = model.rows(batch.source, batch.lengths, read), said != PADDING
+    weight, bias = model.reader
+    return cross_entropy(rows[real], weight, said[real], bias, smoothing=smoothing)
+
+
+def bleu(settings: Any, found: Material, model: Seq2Seq) -> TranslationScore:
+    """BLEU of what a model writes, one token after the other, to validate; of a long sentence, its beginning."""
+    pairs, known = found.validated, found.known
+    coded = [ids[: settings.longest] for ids in known.coded(pairs.sources[:VALIDATED])]
+    limit = most_tokens(found.longest_target, settings.longest)
+    written = known.written(searched(model, coded, size=1, penalty=0.0, limit=limit))
+    return translation_score(written, pairs.targets[:VALIDATED], lowercase=settings.lower)
+
+
+def most_tokens(longest_target: int, longest: int) -> Callable[[Any], Any]:
+    """From tokens of sources to the most tokens that their translations may get, the end included.
+
+    As many as any translation had that was learned from, or twice the source's and some more; at most `longest`.
+
+    >>> import numpy as np
+    >>> most_tokens(45, 200)(np.array([1, 30, 500])).tolist()
+    [46, 81, 201]
+    """
+    return lambda lengths: np.minimum(np.maximum(2 * lengths + 20, longest_target), longest) + 1
+
+
+def tokens_of(batch: PairBatch) -> int:
+    """How many target tokens are to be said."""
+    return int((batch.target[:, 1:] != PADDING).sum())

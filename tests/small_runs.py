@@ -1,0 +1,40 @@
+"""A small training, in this process or as a script for another."""
+
+import textwrap
+
+# A model with dropout, so that random numbers count; six batches an epoch, which differ between epochs.
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+from regard.training import Checkpoint, Team, train, warm_cosine
+
+def batches(epoch):
+    generator = torch.Generator().manual_seed(epoch)
+    return [torch.randn(7, 5, generator=generator) for _ in range(6)]
+
+def run(checkpoint=None, *, epochs=4, dropout=0.3, pause=0.0, team=None, accumulate=1, validate=True):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 11), nn.Dropout(dropout), nn.Tanh(), nn.Linear(11, 5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+    def loss(batch):
+        time.sleep(pause)
+        return (model(batch) - batch.flip(-1)).square().mean()
+
+    history = train(
+        model, batches, loss, optimizer=optimizer, schedule=warm_cosine(optimizer, epochs * 6, warm=3), epochs=epochs,
+        validate=(lambda: loss(batches(99)[0]).item()) if validate else None, clip=1.0, checkpoint=checkpoint,
+        team=team, accumulate=accumulate,
+    )
+    return model, history
+"""
+space: dict = {}
+exec(SCRIPT, space)
+run, batches = space["run"], space["batches"]
+
+
+def script(tmp_path, last_line):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT + textwrap.dedent(last_line))
+    return str(path)

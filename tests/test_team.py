@@ -1,0 +1,80 @@
+"""Several processes, or several batches to a step, train what one does."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from small_runs import run, script
+from torch import nn
+from torch.testing import assert_close
+
+from regard import saving
+from regard.training import Team, train
+from regard.training.team import cut, rows
+
+
+def test_accumulated_batches_are_one_large_batch():
+    torch.manual_seed(0)
+    parts = [torch.randn(n, 5) for n in (2, 3, 6)]
+
+    def trained(batches, **settings):
+        torch.manual_seed(1)
+        model = nn.Linear(5, 1)
+        train(
+            model,
+            lambda epoch: batches,
+            lambda batch: (model(batch) - 1).square().mean(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            epochs=3,
+            clip=0.5,
+            **settings,
+        )
+        return model
+
+    for one, two in zip(
+        trained([torch.cat(parts)]).parameters(), trained(parts, accumulate=3).parameters(), strict=True
+    ):
+        assert_close(one, two)
+    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
+        trained(parts, accumulate=0)
+
+
+def test_two_processes_train_what_one_does(tmp_path):
+    """Rows of a batch are odd in number, so that the shares differ."""
+    alone, history = run(dropout=0.0, accumulate=2)
+    path = script(
+        tmp_path,
+        f"""
+        from safetensors.torch import save_model
+        team = Team.found()
+        model, history = run(dropout=0.0, accumulate=2, team=team, checkpoint=Checkpoint({str(tmp_path / "run")!r}))
+        save_model(model, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        assert team.size == 2
+        """,
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    from safetensors.torch import load_file
+
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(first[name], second[name])
+        assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
+    kept = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]
+    assert_close(tuple(map(float, kept["validations"])), history.validation, rtol=1e-5, atol=1e-6)
+
+
+def test_a_team_shares_every_row_once():
+    batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
+    shares = [cut(batch, rank, 3) for rank in range(3)]
+    assert sorted(torch.cat([share["x"] for share in shares]).tolist()) == list(range(7))
+    assert rows(shares[1]) == 2
+    assert (shares[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
+    with pytest.raises(TypeError, match="batches made of tensors, got str"):
+        cut(("a",), 0, 2)
+    assert Team().share("anything") == "anything"
