@@ -64,7 +64,7 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     yield Passage(
         "What it writes",
-        f"It has read {len(learned):,} characters, {steps['steps']} times a few thousand of them, and goes on from"
+        f"It has read {len(learned):,} characters, {steps['steps']} times a thousand of them, and goes on from"
         f" “{PROMPT}”, a character at a time. The words are its own; it was never told what a word is.",
         writer.write(PROMPT, 120 if quick else 400, temperature=0.6, seed=seed),
     )
