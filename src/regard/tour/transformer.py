@@ -43,13 +43,13 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     yield Saved(place, (f"echo '{seq2seq.ASKED}' | regard translate {place}",))
     text = manual()
     learned, held = text[:-HELD], text[-HELD:]
-    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 128, "size": 128, "steps": 400}
+    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 64, "size": 128, "steps": 1000}
     writer = Writer(
         blocks=2,
         heads=4,
         learning_rate=4e-3,
         dropout=0.0,
-        validate_every=100,
+        validate_every=500,
         random_state=seed,
         **steps,  # type: ignore[arg-type]
     ).fit(learned)
@@ -64,7 +64,7 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     yield Passage(
         "What it writes",
-        f"It has read {len(learned):,} characters, {steps['steps']} times a few thousand of them, and goes on from"
+        f"It has read {len(learned):,} characters, {steps['steps']} times a thousand of them, and goes on from"
         f" “{PROMPT}”, a character at a time. The words are its own; it was never told what a word is.",
         writer.write(PROMPT, 120 if quick else 400, temperature=0.6, seed=seed),
     )
