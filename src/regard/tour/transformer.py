@@ -33,7 +33,7 @@ def manual() -> str:
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Dates again, without recurrence; then a language model of characters, against counts of what follows two."""
-    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 8
+    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 14
     settings = seq2seq.SETTINGS | {"hidden": 128, "learning_rate": 5e-3, "random_state": seed}
     translator = Translator("transformer", blocks=2, heads=4, epochs=epochs, **settings).fit(*pairs)
     recurrent = Translator("rnn", epochs=epochs, **seq2seq.SETTINGS, random_state=seed).fit(*pairs)
