@@ -112,6 +112,9 @@ def test_photos_of_one_name_have_pictures_of_their_own(tmp_path):
         "x-photos-03.png.png",
         "x-photos-more-03.png.png",
     ]
+    said = run("caption", "model", "photos/05.png", "--plot", "o/plain", "--beam", 1).stderr
+    assert "→ o/plain.png" in said
+    assert (tmp_path / "o" / "plain.png").exists()
 
 
 def test_what_fit_lacks_is_named():

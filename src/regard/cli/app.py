@@ -270,6 +270,7 @@ def opened(folder: Path) -> tuple[Any, Any, Any]:
 def draw(axes: Any, path: Path, name: str) -> None:
     """A picture of what one prediction looks at, to a file."""
     axes.set_title(f"what the prediction of {name} looks at")
+    path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path)
     say(f"picture of {name} → {path}")
