@@ -14,7 +14,14 @@ Array = Any
 
 @dataclass(frozen=True)
 class CaptionEvidence:
-    """The weights of all cells of the image's grid before each word; those of a word add up to 1."""
+    """The weights of all cells of the image's grid before each word; those of a word add up to 1.
+
+    >>> import numpy as np
+    >>> weight = np.array([[[0.1, 0.9]], [[0.5, 0.5]]])  # two words, a grid of 1 × 2
+    >>> found = CaptionEvidence(np.zeros((8, 8, 3), np.uint8), "red circle", ["red", "circle"], weight, top=1)
+    >>> found.to_frame()[["word", "row", "column", "weight"]].values.tolist()
+    [['red', 0, 1, 0.9], ['circle', 0, 0, 0.5]]
+    """
 
     image: Array  # uint8 [height, width, 3], as the model saw it
     caption: str

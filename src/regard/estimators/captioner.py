@@ -67,6 +67,13 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     verbose         progress bars, where it takes longer than a second
 
     After `fit`: `sight_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
+
+    >>> from regard.data.scenes import scenes
+    >>> few = scenes(6, seed=0)
+    >>> settings = {"least": 1, "size": 8, "hidden": 8, "score_size": 4, "epochs": 1, "verbose": False}
+    >>> captioner = Captioner(**settings, random_state=0).fit(few.images, few.captions)
+    >>> len(captioner.caption(few.images[:2])), captioner.evidence(few.images[0], "a red circle").weight.shape
+    (2, (3, 8, 8))
     """
 
     sight_: Sight

@@ -54,7 +54,7 @@ class OneVector(nn.Module):
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Scenes of shapes, one encoder, and four ways to look at its grid."""
     learned, held = scenes(100 if quick else 2000, seed), scenes(LOOKED if quick else HELD_OUT, seed + 1)
-    made = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 6}
+    made = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
     soft = Captioner("soft", **made).fit(learned.images, learned.captions)
     encoder = soft.sight_.encoder  # trained, and frozen by now: from here on it sees each image once
     data = f"{len(held.captions)} new scenes"

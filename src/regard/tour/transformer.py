@@ -105,5 +105,4 @@ STATION = Station(
     " character, it writes.",
     visit,
     findings=6,
-    threads=None,
 )
