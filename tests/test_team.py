@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_runs import run, script
 from torch import nn
 from torch.testing import assert_close
@@ -42,6 +43,13 @@ def test_accumulated_batches_are_one_large_batch():
         trained(parts, accumulate=0)
 
 
+def in_two_processes(path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_two_processes_train_what_one_does(tmp_path):
     """Rows of a batch are odd in number, so that the shares differ."""
     alone, history = run(dropout=0.0, accumulate=2)
@@ -55,18 +63,34 @@ def test_two_processes_train_what_one_does(tmp_path):
         assert team.size == 2
         """,
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    from safetensors.torch import load_file
-
+    in_two_processes(path)
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     for name, tensor in alone.state_dict().items():
         assert torch.equal(first[name], second[name])
         assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
     kept = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]
     assert_close(tuple(map(float, kept["validations"])), history.validation, rtol=1e-5, atol=1e-6)
+
+
+def test_a_running_mean_is_the_same_in_every_process(tmp_path):
+    """No gradient makes it so: each has its own from its own rows, and the leader's is taken."""
+    path = script(
+        tmp_path,
+        f"""
+        from safetensors.torch import save_model
+        team, model = Team.found(), nn.BatchNorm1d(5)
+        train(
+            model, batches, lambda batch: model(batch).square().mean(), epochs=1, team=team,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+        save_model(model, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        """,
+    )
+    in_two_processes(path)
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    assert first["running_mean"].abs().max() > 0
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
 
 
 def test_a_team_shares_every_row_once():
