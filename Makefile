@@ -22,6 +22,7 @@ bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on rea
 	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.language $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.translation $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.captioning
 
 docs: $(READY)  ## the documentation as a site: site/index.html
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"
