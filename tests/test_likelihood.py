@@ -71,6 +71,8 @@ def test_large_logits_do_not_overflow():
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1, got 1.0"),
         ({"target": torch.zeros(3, dtype=torch.long)}, r"got \[7, 5\] and \[3\]"),
         ({"rows": torch.zeros(0, 5)}, r"n at least 1, got \[0, 5\]"),
+        ({"target": torch.tensor([0, 1, 2, 3, 4, 5, 11])}, "from 0 to 10, got some from 0 to 11"),
+        ({"target": torch.tensor([0, 1, 2, 3, 4, 5, -100])}, "from -100 to 5: leave out the rows that have none"),
     ],
 )
 def test_mistakes_are_named(change, message):

@@ -35,6 +35,12 @@ def cross_entropy(
         raise ValueError(
             f"rows must be [n, size] and targets [n], n at least 1, got {list(rows.shape)} and {list(target.shape)}"
         )
+    least, most = (int(token) for token in target.aminmax())
+    if least < 0 or most >= len(weight):
+        raise ValueError(
+            f"targets must be tokens from 0 to {len(weight) - 1}, got some from {least} to {most}: leave out"
+            " the rows that have none, such as padding"
+        )
     if not torch.is_grad_enabled() or len(rows) * len(weight) <= CACHE or torch.is_autocast_enabled(rows.device.type):
         return functional.cross_entropy(functional.linear(rows, weight, bias), target, label_smoothing=smoothing)
     return CrossEntropy.apply(rows, weight, target, bias, smoothing)  # type: ignore[no-any-return, no-untyped-call]
