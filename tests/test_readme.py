@@ -61,14 +61,14 @@ def test_attention_needs_fewer_bags_in_the_example(tmp_path, capsys):
 CHAPTERS = sorted(f"course/{page.stem}" for page in (ROOT / "docs" / "course").glob("*.md"))
 
 
-def test_every_chapter_is_a_formula_a_line_and_an_exercise():
+def test_every_chapter_is_a_formula_a_line_a_figure_and_an_exercise():
     assert CHAPTERS
     nav = (ROOT / "mkdocs.yml").read_text()
     for chapter in CHAPTERS:
         text = (ROOT / "docs" / f"{chapter}.md").read_text()
         assert text.count("# this is the line") == 1, chapter
         assert re.search(r"regard\.attend\(.*# this is the line", text), chapter
-        for part in ("## What to notice", "## Exercise"):
+        for part in ("## What to notice", "## Exercise", "!["):
             assert part in text, chapter
         assert re.search(r"^    \S.*[=←]", text, re.MULTILINE), chapter
         assert f"{chapter}.md" in nav

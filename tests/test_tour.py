@@ -2,8 +2,11 @@
 
 import base64
 import math
+import os
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -89,7 +92,7 @@ def test_the_page_holds_all_that_was_found(toured):
 def test_the_models_of_the_tour_open(toured):
     _, _, visits = toured
     saved = [found for visit in visits for found in visit.findings if isinstance(found, Saved)]
-    assert len(saved) == 7
+    assert len(saved) == 8
     for found in saved:
         for command in found.commands:
             echo, _, piped = command.rpartition(" | ")
@@ -226,6 +229,72 @@ def test_a_file_in_the_place_of_the_folder(tmp_path):
     result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour")])
     assert result.exit_code == 1
     assert result.stderr.endswith("tour is a file; the tour needs a folder\n")
+
+
+def test_a_page_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "index.html").write_text("<title>mine</title>")
+    with pytest.raises(FileExistsError, match=r"index\.html is not a page of the tour, and would be written over"):
+        next(tour([small("first")], tmp_path))
+    assert (tmp_path / "index.html").read_text() == "<title>mine</title>"
+
+
+def test_a_tour_that_is_stopped_says_so(tmp_path):
+    def stop(folder, seed, quick):
+        yield small("other").visit(folder, seed, quick).__next__()
+        raise KeyboardInterrupt
+
+    visits = tour([small("first"), Station("second", "The second", "…", stop, 1), small("third")], tmp_path)
+    assert next(visits).station.name == "first"
+    with pytest.raises(KeyboardInterrupt, match=r"what was seen so far is in .*index.html"):
+        next(visits)
+    page = (tmp_path / "index.html").read_text()
+    assert "The tour was stopped: 2 of its stations are not here." in page
+    assert "still under way" not in page
+    assert "The first" in page
+
+
+def test_a_model_that_is_not_better_is_said_to_be_not(tmp_path):
+    def visit(folder, seed, quick):
+        yield Row("data", "good <one>", "error", 1.0, "other", 2.0, lower=True)
+        yield Row("data", "bad <one>", "error", 3.0, "other", 2.0, lower=True)
+
+    list(tour([Station("mixed", "Mixed", "…", visit, 2), small("good")], tmp_path))
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("No better here than what came before: ") == 1
+    assert "before: bad &lt;one&gt;. What is said" in page
+
+
+def test_a_file_in_the_place_of_a_stations_folder_stops_only_that_station(tmp_path):
+    (tmp_path / "first").write_text("mine")
+    first, second = tour([small("first"), small("second")], tmp_path)
+    assert first.error.startswith("FileExistsError")
+    assert not second.error
+
+
+def test_a_console_without_greek_sees_the_tour(tmp_path):
+    code = f"""if True:
+        import sys
+        from pathlib import Path
+        import regard.cli.tour as cli
+        from regard.tour.station import Row, Station
+        def visit(folder, seed, quick):
+            yield Row("x + ε", "λ = 0", "error", 1.0, "other", 2.0, lower=True)
+        cli.STATIONS = [Station("one", "The one", "…", visit, 1), Station("two", "The two", "…", visit, 1)]
+        sys.exit(not cli.run(Path({str(tmp_path)!r}), "", 0, True))
+    """
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert b"x + ?" in done.stdout
+    assert b"The two" in done.stdout
+
+
+@pytest.mark.parametrize(("seed", "bound"), [(-1, "greater than or equal to 0"), (2**40, "or equal to 2147483647")])
+def test_a_seed_that_is_none_is_refused_at_once(tmp_path, seed, bound):
+    result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour"), "--seed", str(seed)])
+    assert result.exit_code == 2
+    assert bound in result.stderr
+    assert not (tmp_path / "tour").exists()
 
 
 def test_numbers_in_the_table():

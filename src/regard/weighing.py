@@ -26,7 +26,7 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def linear(scores: Tensor) -> Tensor:
-    """The raw scores, not normalised: linear attention, tr(X Xᵀ v uᵀ) for a bag (Mineiro, 2016).
+    """The raw scores, not normalised: linear attention, tr(XᵀX vuᵀ) for a bag X [n, d] (Mineiro, 2016).
 
     >>> import torch
     >>> linear(torch.tensor([[2.0, -1.0, -torch.inf]])).tolist()

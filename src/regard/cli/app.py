@@ -40,6 +40,8 @@ except ImportError:
 
 STOPPED = 130
 """What a shell says of a program that was ended by Ctrl-C."""
+SEEDS = 2**31 - 1
+"""The largest seed of the tour; NumPy takes none that is negative, scikit-learn none above 2³²."""
 
 
 class PlainGroup(typer.core.TyperGroup):
@@ -247,7 +249,7 @@ def tour(
     only: Annotated[
         str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,captions,layer,transformer.")
     ] = "",
-    seed: Annotated[int, typer.Option(help="One seed, one result.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="One seed, one result.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Less data and fewer steps: under a minute.")] = False,
 ) -> None:
     """See every system work on a small case: a table, and a page with what each looked at."""

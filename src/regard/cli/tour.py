@@ -1,5 +1,7 @@
 """What the command line says of the tour: a table that grows, and where the page is."""
 
+import io
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +17,8 @@ NARROWEST = 100
 def run(out: Path, only: str, seed: int, quick: bool) -> bool:
     """Visit the stations, and print the rows of each as soon as it is done. Whether all went well."""
     stations = chosen(STATIONS, [name.strip() for name in only.split(",") if name.strip()])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console that has no ε shall not end the tour
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = NARROWEST

@@ -1,6 +1,6 @@
 """What attention buys in samples: how many bags a model must see before it predicts new ones.
 
-Bags of 5 instances with 10 features. In the first case the answer is linear attention, tr(XXᵀvuᵀ): a model of 2d
+Bags of 5 instances with 10 features. In the first case the answer is linear attention, tr(XᵀXvuᵀ): a model of 2d
 numbers, or one of all d(d+1)/2 products of features, both can be right. In the second it is softmax attention, and
 no quadratic form is. A flat model knows an instance by its place, which says nothing here.
 """

@@ -1,6 +1,6 @@
 """A bag: several instances, one answer for all of them, and attention that says which of them it was.
 
-z = Σᵢ αᵢ xᵢ        ŷ = uᵀz        α = softmax(vᵀxᵢ), or vᵀxᵢ itself: linear attention, tr(XXᵀvuᵀ)
+z = Σᵢ αᵢ xᵢ        ŷ = uᵀz        α = softmax(vᵀxᵢ), or vᵀxᵢ itself: linear attention, tr(XᵀXvuᵀ)
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 from regard.estimators import BagClassifier
 from regard.tour.bag_samples import CASES, FLAT, FULL, LINEAR, SOFTMAX, draw_samples, sample_errors
 from regard.tour.drawing import draw_bags, tall
-from regard.tour.station import Finding, Picture, Row, Saved, Station
+from regard.tour.station import Finding, Picture, Row, Saved, Station, typed
 
 Array = Any
 SHOWN = 6
@@ -91,8 +91,9 @@ def digits(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     then.to_csv(folder / "new_bags.csv", index=False)
     place = model.save(folder / "nines")
-    asking = f"{place} {folder / 'new_bags.csv'}"
-    yield Saved(place, (f"regard predict {asking} --proba", f"regard evidence {asking} --top 1"))
+    asking = place, folder / "new_bags.csv"
+    commands = typed("regard", "predict", *asking, "--proba"), typed("regard", "evidence", *asking, "--top", "1")
+    yield Saved(place, commands)
 
 
 def weights_of(evidence: Any, bag: int) -> Array:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.data.scenes import Scenes, scenes
 from regard.estimators import Captioner
 from regard.tour.drawing import draw_coverage, draw_strips
-from regard.tour.station import Finding, Picture, Row, Saved, Station
+from regard.tour.station import Finding, Picture, Row, Saved, Station, typed
 
 Array = Any
 SETTINGS: dict[str, Any] = {
@@ -98,7 +98,8 @@ def nouns(soft: Captioner, hard: Captioner, held: Scenes) -> Iterator[Finding]:
         "words",
         draw_strips(image, {name: (one.words, one.weight) for name, one in found.items()}),
         "Each word looks for itself, and a noun at what it names",
-        "Bright is where the word was looked for. Of soft attention it is how much each cell counts; of hard attention,"
+        "Bright is where the word was looked for, and the line is around all that is at least half as bright as the"
+        " brightest. Of soft attention it is how much each cell counts; of hard attention,"
         f" which takes one cell, how likely each is. Soft attention's nouns have {on:.0%} of their weight on the object"
         f" that they name, which is {anywhere:.0%} of the image.",
         f"The image of “{caption}” once for each word, above with soft and below with hard attention; dark but for"
@@ -147,8 +148,8 @@ def saved(folder: Path, soft: Captioner, hard: Captioner, held: Scenes) -> Itera
     scene = folder / "scene.png"
     Image.fromarray(held.images[0]).save(scene)
     places = soft.save(folder / "soft"), hard.set_params(encoder="small").save(folder / "hard")
-    yield Saved(places[0], (f"regard caption {places[0]} {scene}", f"regard info {places[0]}"))
-    yield Saved(places[1], (f"regard caption {places[1]} {scene} --plot {folder / 'looked.png'}",))
+    yield Saved(places[0], (typed("regard", "caption", places[0], scene), typed("regard", "info", places[0])))
+    yield Saved(places[1], (typed("regard", "caption", places[1], scene, "--plot", folder / "looked.png"),))
 
 
 STATION = Station(

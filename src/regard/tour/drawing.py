@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from regard.estimators.alignment import Alignment
 from regard.plots import BLUE, VERMILION, alignment_map
 
 Array = Any
@@ -45,6 +46,16 @@ def draw_maps(maps: Sequence[tuple[str, Array, Sequence[str]]], height: float) -
         axes.set(xlabel="looked at", ylabel="looks")
     for axes in list(places):
         axes.set_axis_off()
+    return figure
+
+
+def draw_alignments(found: dict[str, Alignment]) -> Any:
+    """Under each name an `Alignment` of characters: what is written by what was read."""
+    figure = tall(0.3 + 3.15 * len(found))
+    for axes, (name, one) in zip(figure.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):
+        alignment_map(one.weight, [character.replace(" ", "␣") for character in one.source], one.target, axes)
+        axes.set_title(name, loc="left", fontsize="medium")
+        axes.set(xlabel="looks at", ylabel="writes")
     return figure
 
 

@@ -18,7 +18,7 @@ from regard.data.curves import wave
 from regard.estimators import NadarayaWatson
 from regard.scores import Gaussian
 from regard.tour.drawing import tall
-from regard.tour.station import Finding, Picture, Row, Saved, Station
+from regard.tour.station import Finding, Picture, Row, Saved, Station, typed
 
 Array = Any
 AVERAGE, GIVEN, LEARNED = "average pooling", "kernel, bandwidth 1", "kernel, learned"
@@ -144,8 +144,15 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
     )
     new.to_csv(folder / "new_patients.csv", index=False)
     place = model.save(folder / "diabetes")
-    asking = f"{place} {folder / 'new_patients.csv'}"
-    yield Saved(place, (f"regard predict {asking} --std", f"regard evidence {asking} --top 3", f"regard info {place}"))
+    asking = place, folder / "new_patients.csv"
+    yield Saved(
+        place,
+        (
+            typed("regard", "predict", *asking, "--std"),
+            typed("regard", "evidence", *asking, "--top", "3"),
+            typed("regard", "info", place),
+        ),
+    )
 
 
 def nearest_neighbours() -> Any:

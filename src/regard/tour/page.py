@@ -15,7 +15,7 @@ from regard.tour.station import Finding, Passage, Picture, Row, Saved
 if TYPE_CHECKING:
     from regard.tour.running import Visited
 
-PAGE = "index.html"
+PAGE, TITLE = "index.html", "<title>The tour of Regard</title>"
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6875; --paper: #ffffff; --wash: #f3f6f9; --line: #d5dde5;
   --link: #0072b2; --alarm: #b34000; }
@@ -52,29 +52,43 @@ summary { cursor: pointer; }
 }
 """
 COLUMNS = ("Station", "Data", "Model", "Score", "Baseline", "Seconds")
+TYPED = "Where the tour was started, with its environment active (after <code>make demo</code>: . .venv/bin/activate):"
+BEHIND = (
+    "No better here than what came before: {}. What is said of the pictures is what to see when they are trained for"
+    " long enough."
+)
 RULE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What the browser may load for the page: nothing that is not in it."""
 
 
-def write_page(out: Path, done: "Sequence[Visited]", left: int = 0, quick: bool = False) -> Path:
-    """Write the page of what was visited so far; `left` says how many stations are still to come."""
+def check_ours(out: Path) -> None:
+    """A page that some other program wrote, or a person, is not written over."""
+    path = out / PAGE
+    if path.exists() and TITLE not in path.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{path} is not a page of the tour, and would be written over: give another folder")
+
+
+def write_page(out: Path, done: "Sequence[Visited]", left: int = 0, quick: bool = False, stopped: bool = False) -> Path:
+    """Write the page of what was visited so far; `left` says how many stations are still to come, or never will."""
     path = out / PAGE
     made = path.with_name(f".{PAGE}.{os.getpid()}")
     try:
-        made.write_text(page(out, done, left, quick), encoding="utf-8")
+        made.write_text(page(out, done, left, quick, stopped), encoding="utf-8")
         os.replace(made, path)
     finally:
         made.unlink(missing_ok=True)
     return path
 
 
-def page(out: Path, done: "Sequence[Visited]", left: int, quick: bool) -> str:
+def page(out: Path, done: "Sequence[Visited]", left: int, quick: bool, stopped: bool) -> str:
     """The whole page."""
     notes = [
-        "A quick tour: less data and fewer steps, so that scores are worse than those of the whole one."
+        "A quick tour: less data and fewer steps. Scores are worse than those of the whole one, and much that is said"
+        " of the pictures can only be seen there."
         if quick
         else "",
-        f"The tour is still under way: {left} more to come." if left else "",
+        f"The tour was stopped: {left} of its stations are not here." if stopped else "",
+        f"The tour is still under way: {left} more to come." if left and not stopped else "",
     ]
     return f"""<!doctype html>
 <html lang="en">
@@ -83,7 +97,7 @@ def page(out: Path, done: "Sequence[Visited]", left: int, quick: bool) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{RULE}">
 <link rel="icon" href="data:,">
-<title>The tour of Regard</title>
+{TITLE}
 <style>{STYLE}</style>
 </head>
 <body>
@@ -141,7 +155,9 @@ def section(out: Path, visit: "Visited") -> str:
     shown = "".join(block(out, station.name, found) for found in visit.findings if not isinstance(found, Saved))
     saved = [found for found in visit.findings if isinstance(found, Saved)]
     commands = "\n".join(command for found in saved for command in found.commands)
-    tried = f"<h3>Try it yourself</h3>\n<pre>{escaped(commands)}</pre>\n" if saved else ""
+    tried = f"<h3>Try it yourself</h3>\n<p>{TYPED}</p>\n<pre>{escaped(commands)}</pre>\n" if saved else ""
+    short = [row.model for row, _ in visit.rows if not row.better]
+    behind = f'<p class="soft">{BEHIND.format(escaped(", ".join(short)))}</p>\n' if short else ""
     failed = ""
     if visit.error:
         failed = (
@@ -150,7 +166,7 @@ def section(out: Path, visit: "Visited") -> str:
         )
     return (
         f'<section id="{station.name}">\n<h2>{escaped(station.title)}</h2>\n<p>{escaped(station.text)}</p>\n'
-        f'{failed}<div class="findings">\n{shown}</div>\n{tried}</section>\n'
+        f'{failed}{behind}<div class="findings">\n{shown}</div>\n{tried}</section>\n'
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from regard.progress import ProgressBar
-from regard.tour.page import write_page
+from regard.tour.page import check_ours, write_page
 from regard.tour.station import Finding, Picture, Row, Station
 
 DPI = 200
@@ -55,16 +55,24 @@ def tour(stations: Sequence[Station], out: Path, seed: int = 0, quick: bool = Fa
     """Visit each station; the page `index.html` in `out` is written anew after each, before it is given."""
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; the tour needs a folder")
+    out.mkdir(parents=True, exist_ok=True)
+    check_ours(out)
     done: list[Visited] = []
-    for place, station in enumerate(stations, 1):
-        done.append(visited(station, out / station.name, seed, quick, f"{station.title} ({place} of {len(stations)})"))
-        write_page(out, done, left=len(stations) - place, quick=quick)
-        yield done[-1]
+    try:
+        for place, station in enumerate(stations, 1):
+            describe = f"{station.title} ({place} of {len(stations)})"
+            done.append(visited(station, out / station.name, seed, quick, describe))
+            write_page(out, done, left=len(stations) - place, quick=quick)
+            yield done[-1]
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        path = write_page(out, done, left=len(stations) - len(done), quick=quick, stopped=True)
+        raise KeyboardInterrupt(f"what was seen so far is in {path}") from None
 
 
 def visited(station: Station, folder: Path, seed: int, quick: bool, describe: str) -> Visited:
     """What a station finds; a failure is a finding too."""
-    folder.mkdir(parents=True, exist_ok=True)
     visit = Visited(station)
     bar = ProgressBar(describe, station.findings)
     with torch.random.fork_rng(devices=[]), few_threads(station.threads), bar:
@@ -72,6 +80,7 @@ def visited(station: Station, folder: Path, seed: int, quick: bool, describe: st
         since = time.perf_counter()
         bar.note(done=0)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             for finding in station.visit(folder, seed, quick):
                 if isinstance(finding, Picture):
                     finding.figure.savefig(folder / f"{finding.name}.png", dpi=DPI, pil_kwargs={"optimize": True})

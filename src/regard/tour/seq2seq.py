@@ -11,9 +11,9 @@ import numpy as np
 
 from regard.data.dates import dates, held_out_dates
 from regard.estimators import Translator
-from regard.plots import alignment_map
-from regard.tour.drawing import tall
-from regard.tour.station import Finding, Picture, Row, Saved, Station
+from regard.estimators.alignment import Alignment
+from regard.tour.drawing import draw_alignments
+from regard.tour.station import Finding, Picture, Row, Saved, Station, typed
 
 SETTINGS: dict[str, Any] = {
     "tokens": "characters",
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 }
 """Of every translator of dates here, but for its model."""
 MODELS: tuple[Literal["bahdanau", "luong"], ...] = ("bahdanau", "luong")
-ASKED = "Tuesday, 9 August 1988"
+ASKED, ANSWER = "Tuesday, 9 August 1988", "1988-08-09"
 HELD_OUT = 200
 
 
@@ -44,27 +44,29 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     epochs = 2 if quick else 6
     without = Translator("rnn", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs)
     before = exact(without, seed)
-    drawn = []
+    drawn: dict[str, Alignment] = {}
+    places = []
     for model in MODELS:
         translator = Translator(model, attention="concat", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs)
         yield Row("dates", model, "exact", exact(translator, seed), "rnn, one context", before)
-        drawn.append((model, translator.evidence(ASKED, "1988-08-09")))
-        place = translator.save(folder / model)
-    figure = tall(6.6)
-    for axes, (model, found) in zip(figure.subplots(2, 1), drawn, strict=True):
-        alignment_map(found.weight, [one.replace(" ", "␣") for one in found.source], found.target, axes)
-        axes.set_title(model, loc="left", fontsize="medium")
-        axes.set(xlabel="looks at", ylabel="writes")
+        drawn[model] = translator.evidence(ASKED, ANSWER)
+        places.append(translator.save(folder / model))
     yield Picture(
         "alignment",
-        figure,
+        draw_alignments(drawn),
         "The year is read where the year stands",
         "A row is a character of the translation, dark is where it looked in the date as it was written. Nobody told"
         " the model which character belongs to which: the alignment is what it found useful. The ■ is the end.",
-        f"Two heat maps of 1988-08-09 by {ASKED!r}: the rows of the year are dark at the year, those of the month at"
+        f"Two heat maps of {ANSWER} by {ASKED!r}: the rows of the year are dark at the year, those of the month at"
         " its name, those of the day at the day.",
     )
-    yield Saved(place, (f"echo '{ASKED}' | regard translate {place}", f"regard info {place}"))
+    for place in places:
+        yield Saved(place, (asking(place), typed("regard", "info", place)))
+
+
+def asking(place: Path) -> str:
+    """The command that has a translator read the date of the picture."""
+    return f"{typed('echo', ASKED)} | {typed('regard', 'translate', place)}"
 
 
 STATION = Station(
@@ -73,5 +75,5 @@ STATION = Station(
     "An RNN reads a sentence and another writes its translation. Where one vector has to carry everything, what is far"
     " back is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others 2015).",
     visit,
-    findings=4,
+    findings=5,
 )

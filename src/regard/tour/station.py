@@ -5,6 +5,7 @@ before it fails is kept. The page and the table are made of findings alone: a st
 nothing of either.
 """
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,15 @@ class Saved(NamedTuple):
 
     folder: Path
     commands: tuple[str, ...]
+
+
+def typed(*words: str | Path) -> str:
+    """A command as it is typed into a shell.
+
+    >>> typed("regard", "info", "my tour/model")
+    "regard info 'my tour/model'"
+    """
+    return shlex.join(map(str, words))
 
 
 Finding = Row | Picture | Passage | Saved

@@ -14,8 +14,8 @@ import numpy as np
 from regard.data.dates import dates
 from regard.estimators import Translator, Writer
 from regard.tour import seq2seq
-from regard.tour.drawing import draw_maps
-from regard.tour.station import Finding, Passage, Picture, Row, Saved, Station
+from regard.tour.drawing import draw_alignments, draw_maps
+from regard.tour.station import Finding, Passage, Picture, Row, Saved, Station, typed
 
 HELD = 20_000
 """Characters at the end of the text that nothing learns from."""
@@ -39,8 +39,17 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     recurrent = Translator("rnn", epochs=epochs, **seq2seq.SETTINGS, random_state=seed).fit(*pairs)
     scores = [seq2seq.exact(one, seed) for one in (translator, recurrent)]
     yield Row("dates", "Transformer, 2 blocks", "exact", scores[0], "rnn, one context", scores[1])
+    yield Picture(
+        "alignment",
+        draw_alignments({"Transformer, the mean of its heads": translator.evidence(seq2seq.ASKED, seq2seq.ANSWER)}),
+        "The same alignment, without recurrence",
+        "Each block of the decoder looks at the encoder's rows with four heads; this is the mean of all eight. A row"
+        " has seen all others before it is looked at: a look can mean more than the character that stands there.",
+        f"A heat map of {seq2seq.ANSWER} by {seq2seq.ASKED!r}: the rows of the year are dark at the year, the others"
+        " at the month and the day.",
+    )
     place = translator.save(folder / "dates")
-    yield Saved(place, (f"echo '{seq2seq.ASKED}' | regard translate {place}",))
+    yield Saved(place, (seq2seq.asking(place),))
     text = manual()
     learned, held = text[:-HELD], text[-HELD:]
     steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 64, "size": 128, "steps": 1000}
@@ -84,7 +93,8 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         f"Maps of the characters of {LINE!r}, one for each of {SHOWN} heads, all empty above the diagonal.",
     )
     place = writer.save(folder / "writer")
-    yield Saved(place, (f'regard write {place} --prompt "{PROMPT}" --temperature 0.6', f"regard info {place}"))
+    writing = typed("regard", "write", place, "--prompt", PROMPT, "--temperature", "0.6")
+    yield Saved(place, (writing, typed("regard", "info", place)))
 
 
 def trigrams(learned: str, held: str, smooth: float = 0.1) -> float:
@@ -104,5 +114,5 @@ STATION = Station(
     "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. Trained to say the next"
     " character, it writes.",
     visit,
-    findings=6,
+    findings=7,
 )
