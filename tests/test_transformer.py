@@ -136,3 +136,9 @@ def test_what_cannot_be_read_says_why():
         cache = model.begin(torch.zeros(1, 19, dtype=torch.long))
         with pytest.raises(ValueError, match="context is 19 tokens, got 20"):
             model.step(cache, torch.tensor([1]))
+
+
+def test_weights_have_a_dropout_of_their_own():
+    model = transformer(29, 23, blocks=2, heads=2, size=12, dropout=0.5, attention_dropout=0.25)
+    assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
+    assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block | Embedding)} == {0.5}

@@ -12,7 +12,7 @@ import regard
 from regard import Translator
 from regard.data.dates import dates, held_out_dates
 from regard.estimators import translation_learning
-from regard.estimators.translation_learning import most_tokens
+from regard.estimators.translation_learning import material, most_tokens, tokens_by_epoch
 from regard.estimators.translation_score import translation_score
 
 QUICK = {"tokens": "characters", "smoothing": 0.0, "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False}
@@ -168,6 +168,8 @@ def test_a_corpus_that_is_its_own_translation_is_warned_of():
         ({"model": "rmm"}, "model must be transformer, bahdanau, luong or rnn, got 'rmm'"),
         ({"window": "local"}, "window must be None, local-m or local-p, got 'local'"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
+        ({"piece_dropout": 1.0}, "piece_dropout must be a number of at least 0 and below 1, got 1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout must be a number of at least 0 and below 1, got -0.1"),
         ({"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),
         ({"smoothing": True}, "smoothing must be a number"),
         ({"learning_rate": 0}, "learning_rate must be a number above 0"),
@@ -310,3 +312,20 @@ def test_a_way_to_tell_words_apart_that_is_unknown_is_refused_before_the_work(fi
 def test_smoothing_reaches_the_loss():
     plain, smooth = (Translator("rnn", **TINY | {"smoothing": share}).fit(*dates(60)) for share in (0.0, 0.3))
     assert plain.history_.loss[0] != smooth.history_.loss[0]
+
+
+def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():
+    asked, right = dates(60, seed=5)
+    translator = Translator("rnn", vocabulary=300, piece_dropout=0.5, longest=17, validation_fraction=0.2)
+    with pytest.warns(UserWarning, match="pairs are left out"):
+        found = material(translator, asked, right, None, 0)
+    tokens = tokens_by_epoch(translator, found, 0)
+    first, second = tokens(0), tokens(1)
+    assert first == tokens(0) != second
+    assert first.sources != found.coded.sources
+    assert first.targets != found.coded.targets
+    assert found.known.written(first.targets) == found.known.written(found.coded.targets)
+    assert max(map(len, first.sources)) <= 17
+    assert tokens_by_epoch(translator.set_params(piece_dropout=0.0), found, 0)(1) is found.coded
+    with pytest.raises(ValueError, match=r"needs tokens='pieces', got piece_dropout=0\.1 and characters"):
+        Translator(tokens="characters", piece_dropout=0.1).fit(asked, right)

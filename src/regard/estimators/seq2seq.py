@@ -40,13 +40,22 @@ def seq2seq(
     input_feeding: bool,
     longest: int,
     dropout: float,
+    attention_dropout: float,
 ) -> Seq2Seq:
     """The model of these settings for vocabularies of `source` and `target` tokens, with new weights."""
     size, blocks, heads, layers = (int(number) for number in (size, blocks, heads, layers))  # NumPy's too
     hidden, dropout = None if hidden is None else int(hidden), float(dropout)
     if model == "transformer":
         return transformer(
-            source, target, blocks=blocks, heads=heads, size=size, hidden=hidden, dropout=dropout, shared=shared
+            source,
+            target,
+            blocks=blocks,
+            heads=heads,
+            size=size,
+            hidden=hidden,
+            dropout=dropout,
+            attention_dropout=float(attention_dropout),
+            shared=shared,
         )
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
     state = 2 * size if hidden is None else hidden

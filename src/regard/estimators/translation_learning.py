@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.data.pairs import PADDING, PairBatch, Pairs, TokenBatches, as_pairs
+from regard.data.splits import Splits
 from regard.data.vocabularies import Vocabularies, vocabularies
 from regard.estimators.learning import adamw
 from regard.estimators.pair_corpus import Coded, held_out, some, usable, warn_of_equals
@@ -27,8 +28,9 @@ class Material(NamedTuple):
 
     pairs: Pairs  # as they were given
     validated: Pairs
+    used: Pairs  # what can be learned from
     known: Vocabularies
-    coded: Coded  # the tokens of those that can be learned from
+    coded: Coded  # its tokens
     left_out: dict[str, list[int]]
 
     @property
@@ -54,7 +56,10 @@ def material(settings: Any, sources: Sequence[str], targets: Sequence[str], vali
         joint=settings.joint,
         lower=settings.lower,
     )
-    return Material(pairs, validated, known, *usable(known, pairs, settings.longest, among))
+    coded, left_out = usable(known, pairs, settings.longest, among)
+    left = {place for places in left_out.values() for place in places}
+    used = some(pairs, [place for place in among if place not in left])
+    return Material(pairs, validated, used, known, coded, left_out)
 
 
 def learn(
@@ -67,11 +72,12 @@ def learn(
 ) -> History:
     """Trains the model."""
     optimizer = adamw(model, rate(settings), settings.weight_decay, betas=(0.9, 0.98))
-    batches = len(TokenBatches(*found.coded, settings.batch_tokens))
+    tokens = tokens_by_epoch(settings, found, seed)
+    batches = len(TokenBatches(*tokens(0), settings.batch_tokens))
     steps = settings.epochs * math.ceil(batches / settings.accumulate)
     return train(
         model,
-        lambda epoch: TokenBatches(*found.coded, settings.batch_tokens, (seed, epoch)),
+        lambda epoch: TokenBatches(*tokens(epoch), settings.batch_tokens, (seed, epoch)),
         lambda batch: loss(model, batch, settings.smoothing),
         optimizer=optimizer,
         schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
@@ -89,6 +95,27 @@ def learn(
         describe="learning to translate",
         progress=settings.verbose,
     )
+
+
+def tokens_by_epoch(settings: Any, found: Material, seed: int) -> Callable[[int], Coded]:
+    """The tokens to learn from in an epoch: always the same, or, with `piece_dropout`, drawn anew."""
+    if not settings.piece_dropout:
+        return lambda epoch: found.coded
+    sides = [
+        Splits(tokenizer, [line.strip() for line in lines])
+        for tokenizer, lines in zip(found.known, found.used, strict=True)
+    ]
+
+    def drawn(epoch: int) -> Coded:
+        both = [side.drawn(settings.piece_dropout, f"{seed} {epoch} {number}") for number, side in enumerate(sides)]
+        return Coded(
+            *(
+                [ids if len(ids) <= settings.longest else usual for ids, usual in zip(new, old, strict=True)]
+                for new, old in zip(both, found.coded, strict=True)
+            )
+        )
+
+    return drawn
 
 
 def rate(settings: Any) -> float:

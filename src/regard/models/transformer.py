@@ -219,11 +219,13 @@ def transformer(
     hidden: int | None = None,
     activation: Activation = torch.relu,
     dropout: float = 0.1,
+    attention_dropout: float = 0.0,
     shared: bool = False,
 ) -> Transformer:
     """The encoder–decoder for two vocabularies of these sizes, pre-norm, with sinusoidal positions.
 
-    `shared`: one vocabulary for both, with one vector for each token.
+    `shared`: one vocabulary for both, with one vector for each token. `dropout` is where the paper has it, on what each
+    branch gives and on the embeddings (5.4); `attention_dropout` is on the weights, where many have it too.
 
     >>> import torch
     >>> model = transformer(50, 60, blocks=2, heads=4, size=32, dropout=0.0)
@@ -233,7 +235,7 @@ def transformer(
     """
 
     def attention() -> MultiHeadAttention:
-        return MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout)
+        return MultiHeadAttention(size, heads, head_size=head_size, dropout=attention_dropout)
 
     def block(cross: bool) -> Block:
         feed_forward = FeedForward(size, hidden, activation=activation)
