@@ -25,21 +25,21 @@ from regard.estimators.translation_score import translation_score
 PARTS = ("train", "val", "test_2016_flickr")
 COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0}
 RECURRENT = COMMON | {"size": 128, "hidden": 256, "dropout": 0.3, "epochs": 18, "learning_rate": 2e-3}
+BLOCKS = COMMON | {
+    "model": "transformer",
+    "blocks": 4,
+    "heads": 4,
+    "size": 128,
+    "hidden": 256,
+    "dropout": 0.3,
+    "batch_tokens": 4096,
+    "learning_rate": 5e-3,
+    "warm": 1000,
+    "average": 8,
+}
 RUNS: dict[str, dict[str, Any]] = {
-    "transformer": COMMON
-    | {
-        "model": "transformer",
-        "blocks": 4,
-        "heads": 4,
-        "size": 128,
-        "hidden": 256,
-        "dropout": 0.3,
-        "epochs": 55,
-        "batch_tokens": 4096,
-        "learning_rate": 5e-3,
-        "warm": 1000,
-        "average": 8,
-    },
+    "transformer": BLOCKS | {"attention_dropout": 0.3, "epochs": 55},
+    "transformer-splits": BLOCKS | {"piece_dropout": 0.05, "epochs": 50},
     "bahdanau": RECURRENT | {"model": "bahdanau"},
     "luong": RECURRENT | {"model": "luong"},
     "rnn": RECURRENT | {"model": "rnn"},

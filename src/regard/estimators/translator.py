@@ -35,7 +35,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     tokens           "pieces": byte-level BPE, learned from the sentences; or "characters"
     vocabulary       how many pieces
     piece_dropout    the share of BPE's joins that are passed over in training, in each epoch others, so that words are
-                     learned in several splits; 0.05 helps with few sentences and many epochs
+                     learned in several splits; 0.05 is a little better with few sentences and many epochs
     joint            one vocabulary for both languages, or one for each
     lower            read and write lower case only
     longest          the most tokens of a sentence; pairs with longer ones are left out, counted and reported
