@@ -52,7 +52,10 @@ summary { cursor: pointer; }
 }
 """
 COLUMNS = ("Station", "Data", "Model", "Score", "Baseline", "Seconds")
-TYPED = "Where the tour was started, with its environment active (after <code>make demo</code>: . .venv/bin/activate):"
+TYPED = (
+    "Where the tour was started, with its environment active (after <code>make demo</code>:"
+    " <code>source .venv/bin/activate</code>):"
+)
 BEHIND = (
     "No better here than what came before: {}. What is said of the pictures is what to see when they are trained for"
     " long enough."
