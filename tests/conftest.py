@@ -1,4 +1,4 @@
-"""What all tests share: one seed, and no network."""
+"""What tests share: one seed, no network, and the parts of those of grids on disk."""
 
 import os
 
@@ -12,3 +12,19 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when Hugging Face's packages are impo
 def seeded():
     """One seed, one result, whatever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def encoder():
+    """An encoder whose grids are kept on disk; its running means are not those it was made with."""
+    from feature_cases import shaken
+
+    return shaken()
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    """Three grids a file, so that a few images fill several."""
+    from feature_cases import three_in_a_file
+
+    three_in_a_file(monkeypatch)

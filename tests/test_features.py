@@ -5,23 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feature_cases import Counting, Loud, computed, counted, photos, shaken, three_in_a_file
+from feature_cases import Counting, Loud, computed, counted, photos
 from numpy.testing import assert_array_equal
 from torch import nn
 from torch.testing import assert_close
 
 from regard.data import features as module
 from regard.data.features import features, fingerprint
-
-
-@pytest.fixture
-def encoder():
-    return shaken()
-
-
-@pytest.fixture
-def small_files(monkeypatch):
-    three_in_a_file(monkeypatch)
 
 
 @pytest.mark.usefixtures("small_files")

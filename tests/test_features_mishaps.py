@@ -7,22 +7,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from feature_cases import Counting, Loud, computed, counted, photos, shaken, three_in_a_file
+from feature_cases import Counting, Loud, computed, counted, photos
 from torch import nn
 from torch.testing import assert_close
 
 from regard.data import features as module
 from regard.data.features import features, fingerprint
-
-
-@pytest.fixture
-def encoder():
-    return shaken()
-
-
-@pytest.fixture
-def small_files(monkeypatch):
-    three_in_a_file(monkeypatch)
 
 
 def test_grids_of_another_encoder_in_its_place_are_refused(tmp_path, encoder):

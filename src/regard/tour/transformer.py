@@ -32,7 +32,13 @@ def manual() -> str:
 
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
-    """Dates again, without recurrence; then a language model of characters, against counts of what follows two."""
+    """Dates again, without recurrence; then a language model of characters."""
+    yield from dated(folder, seed, quick)
+    yield from written(folder, seed, quick)
+
+
+def dated(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+    """A Transformer that reads dates, against the recurrent network that has one vector for all it read."""
     pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 14
     settings = seq2seq.SETTINGS | {"hidden": 128, "learning_rate": 5e-3, "random_state": seed}
     translator = Translator("transformer", blocks=2, heads=4, epochs=epochs, **settings).fit(*pairs)
@@ -50,6 +56,10 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     place = translator.save(folder / "dates")
     yield Saved(place, (seq2seq.asking(place),))
+
+
+def written(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+    """A Writer of characters, against counts of which character follows two."""
     text = manual()
     learned, held = text[:-HELD], text[-HELD:]
     steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 64, "size": 128, "steps": 1000}
