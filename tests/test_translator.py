@@ -11,9 +11,11 @@ from sklearn.base import clone
 import regard
 from regard import Translator
 from regard.data.dates import dates, held_out_dates
+from regard.data.vocabularies import vocabularies
 from regard.estimators import translation_learning
 from regard.estimators.translation_learning import material, most_tokens, tokens_by_epoch
 from regard.estimators.translation_score import translation_score
+from regard.layers import Block, MultiHeadAttention
 
 QUICK = {"tokens": "characters", "smoothing": 0.0, "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False}
 TINY = QUICK | {"size": 8, "hidden": 12, "epochs": 2, "batch_tokens": 256, "blocks": 1, "heads": 2}
@@ -329,3 +331,13 @@ def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():
     assert tokens_by_epoch(translator.set_params(piece_dropout=0.0), found, 0)(1) is found.coded
     with pytest.raises(ValueError, match=r"needs tokens='pieces', got piece_dropout=0\.1 and characters"):
         Translator(tokens="characters", piece_dropout=0.1).fit(asked, right)
+
+
+def test_both_dropouts_reach_the_transformer():
+    known = vocabularies(["ab"], ["ba"], tokens="characters", count=0, joint=True, lower=False)
+    translator = Translator(
+        "transformer", **QUICK | {"dropout": 0.5, "attention_dropout": 0.25, "size": 8, "blocks": 1}
+    )
+    model = translator.make_model(known)
+    assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
+    assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block)} == {0.5}
