@@ -93,6 +93,36 @@ def test_a_beam_goes_on_with_the_sequences_it_picks(rows, cross):
     assert_close(found, model(whole, picked)[:, 4:])
 
 
+def test_what_is_made_of_the_memory_is_copied_only_where_sentences_come_or_go():
+    model, memory = decoder(cross=True), rand(2, MEMORY, SIZE)
+    cache = model.cache(LENGTH)
+    places = [[0, 0, 0, 1, 1, 1], [2, 0, 1, 5, 5, 3], [1, 1, 1, 3, 4, 5], [0, 2, 3, 4], [1, 1, 3, 2]]
+    first, read = list(range(2)), rand(2, 1, SIZE, seed=1)
+    stores = []
+    with torch.inference_mode():
+        model(read, memory, cache=cache)
+        for step, rows in enumerate(places):
+            first, read = [first[row] for row in rows], read[torch.tensor(rows)]
+            cache.select(torch.tensor(rows))
+            stores.append(cache.blocks[0].memory.store.clone())
+            new = rand(len(rows), 1, SIZE, seed=step + 2)
+            found, read = model(new, memory[first], cache=cache), torch.cat([read, new], dim=1)
+            assert_close(found, model(read, memory[first])[:, -1:])
+    assert [len(store) for store in stores] == [6, 6, 6, 4, 4]
+
+
+def test_sequences_that_change_places_do_not_touch_the_memory(monkeypatch):
+    cache = decoder(cross=True).cache(LENGTH)
+    moves = []
+    monkeypatch.setattr(KeyValues, "select", lambda kept, rows: moves.append(kept is cache.blocks[0].memory))
+    for rows in ([0, 0, 1, 1], [1, 0, 3, 3], [0, 0, 2, 2], [0, 2]):
+        cache.select(torch.tensor(rows))
+    assert sum(moves) == 2  # where hypotheses were made, and where some left
+    cache.back(0)
+    cache.select(torch.tensor([0, 1]))
+    assert sum(moves) == 3
+
+
 def test_nothing_grows_and_modes_may_change():
     model, x = decoder(), rand(2, LENGTH, SIZE)
     cache = model.cache(LENGTH)

@@ -93,10 +93,13 @@ def test_what_was_saved_says_the_same(tiny, few, tmp_path):
     assert config["settings"]["encoder"] == "SmallResNet"
     with pytest.raises(ValueError, match=r"an encoder of your own, SmallResNet.*Captioner.load\(folder, encoder=…\)"):
         regard.load(tmp_path / "model")
-    again = Captioner.load(tmp_path / "model", encoder=SmallResNet(16, image_size=16))
+    encoder = SmallResNet(16, image_size=16)
+    torch.manual_seed(7)
+    again = Captioner.load(tmp_path / "model", encoder=encoder)
+    assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(7))
     assert again.caption(few.images[:7]) == tiny.caption(few.images[:7])
     assert_close(again.evidence(few.images[3]).weight, tiny.evidence(few.images[3]).weight)
-    assert again.history_.validation == tiny.history_.validation
+    assert again.history_ == tiny.history_._replace(loss=())
 
 
 def test_an_encoder_by_name_is_saved_with_the_model(few, tmp_path):

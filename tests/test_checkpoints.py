@@ -290,3 +290,25 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
     assert [event.value for event in events.Scalars("validation")] == [0.5, 0.5]
     assert {"loss", "rate", "rows/s", "validation"} == set(events.Tags()["scalars"])
+
+
+def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
+    """A weight without dimensions, whose last states are some from the file and some from after it."""
+
+    def trained(epochs, checkpoint=None):
+        model = nn.Module()
+        model.gain = nn.Parameter(torch.tensor(0.0))
+        history = train(
+            model,
+            lambda epoch: [torch.ones(1)],
+            lambda batch: -model.gain,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            epochs=epochs,
+            validate=lambda: abs(model.gain.item() - 3),
+            average=3,
+            checkpoint=checkpoint,
+        )
+        return model.gain.item(), history
+
+    trained(2, Checkpoint(tmp_path / "run"))
+    assert trained(4, Checkpoint(tmp_path / "run", resume=True)) == trained(4)

@@ -17,6 +17,7 @@ ACTIVATIONS = {
     "gelu_tanh": gelu_tanh,
     "relu": torch.relu,
     "module": nn.SiLU(),
+    "in place": nn.ReLU(inplace=True),
     "swiglu": swiglu,
     "geglu": Gated(gelu_tanh),
     "own": lambda x: x * x.sigmoid(),

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 
 import pytest
 from rich.console import Console
@@ -33,6 +34,25 @@ def test_a_bar_within_a_bar_is_a_line_of_the_same_display(terminal):
     assert not outer.bar.live.is_started
     with ProgressBar("next", 1) as other:
         assert other.bar is not outer.bar
+
+
+def test_bars_of_two_threads_do_not_know_of_each_other(terminal):
+    with ProgressBar("here", 2) as here:
+        here.note(done=0)
+        found = []
+
+        def work():
+            with ProgressBar("there", 2) as there:
+                there.note(done=1)
+                found.append((there.bar is here.bar, there.inner))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert found == [(False, False)]
+        with ProgressBar("within", 1) as within:
+            assert within.bar is here.bar
+    assert not here.bar.live.is_started
 
 
 def test_an_inner_bar_shows_the_outer_one_that_has_nothing_to_say(terminal):

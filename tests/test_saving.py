@@ -30,6 +30,30 @@ def test_what_is_written_is_read(tmp_path):
     assert set(files(folder)) == {"config.json", "model.safetensors"}
 
 
+def test_a_number_stays_a_number(tmp_path):
+    arrays = {"number": np.float32(2.5), "none": np.zeros((0, 3)), "tensor": torch.tensor(1.5).numpy()}
+    _, found = saving.read(saving.write(tmp_path / "model", {}, arrays))
+    assert {name: array.shape for name, array in found.items()} == {"number": (), "none": (0, 3), "tensor": ()}
+    assert found["number"] == 2.5
+
+
+def test_files_are_for_those_whom_the_mask_allows(tmp_path):
+    before = os.umask(0o027)
+    try:
+        folder = saving.write(tmp_path / "model", {}, {"a": np.arange(3)})
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o750
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
+
+
+def test_the_folder_where_one_is_cannot_be_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileExistsError, match=r"\. cannot be replaced .*: choose a folder in it, such as model"):
+        saving.write(".", {}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_types_that_numpy_does_not_have_stay_tensors(tmp_path):
     small, large = torch.tensor([[1.5, -2.0, 3.0]]).bfloat16().T, np.arange(5)
     large.flags.writeable = False

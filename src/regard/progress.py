@@ -3,6 +3,7 @@
 Work within other work has its line below that of the other: a second display would write over the first.
 """
 
+import threading
 import time
 from types import TracebackType
 from typing import Self
@@ -13,8 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 PATIENCE_OF_READER = 1.0
 """Seconds that work may take before it shows a bar."""
 
-OPEN: list[Progress] = []
-"""The displays of work that is under way, the innermost last."""
+
+class Open(threading.local):
+    """The displays of a thread's work that is under way, the innermost last."""
+
+    def __init__(self) -> None:
+        self.displays: list[Progress] = []
+
+
+OPEN = Open()
 
 
 class ProgressBar:
@@ -24,20 +32,20 @@ class ProgressBar:
     """
 
     def __init__(self, describe: str, total: float, *, shown: bool = True) -> None:
-        self.inner = shown and bool(OPEN)
-        self.bar = OPEN[-1] if self.inner else display(shown)
+        self.inner = shown and bool(OPEN.displays)
+        self.bar = OPEN.displays[-1] if self.inner else display(shown)
         self.task = self.bar.add_task(describe, total=total, numbers="", visible=not self.inner)
         self.due = time.monotonic() + PATIENCE_OF_READER
         self.numbers: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        OPEN.append(self.bar)
+        OPEN.displays.append(self.bar)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        OPEN.pop()
+        OPEN.displays.pop()
         if self.inner:
             self.bar.remove_task(self.task)
         else:

@@ -10,8 +10,8 @@ replaced: a run that is killed leaves the old model or the new one, never a part
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,16 +63,26 @@ def write(
         renew(folder, config, arrays, texts)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    made = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+    made.mkdir()
     try:
         write_files(made, config, arrays, texts, "")
-        made.chmod(0o777 & ~umask())
         if folder.exists():
-            folder.rmdir()
+            make_way(folder)
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def make_way(folder: Path) -> None:
+    """An empty folder goes, so that a whole one can take its name."""
+    try:
+        folder.rmdir()
+    except OSError as error:  # it is where we are, or where a disk is mounted
+        raise FileExistsError(
+            f"{folder} cannot be replaced ({error.strerror}): choose a folder in it, such as {folder / 'model'}"
+        ) from None
 
 
 def renew(folder: Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str]) -> None:
@@ -106,12 +116,14 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Arrays to a file that is complete as soon as it has its name; tensors among them keep their type."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        made.touch()
+        allowed = made.stat().st_mode  # safetensors makes files for their owner alone
         if any(isinstance(array, Tensor) for array in arrays.values()):
             copied = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
             safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copied.items()}, made)
         else:
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, made)
-        made.chmod(0o666 & ~umask())
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, made)
+        made.chmod(allowed)
         os.replace(made, path)
     finally:
         made.unlink(missing_ok=True)
@@ -153,13 +165,6 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, tuple):
         return [jsonable(one) for one in value]
     return value if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
-
-
-def umask() -> int:
-    """The mask that new files get: temporary ones are made for their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:

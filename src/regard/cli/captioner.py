@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
-from regard.cli.runs import kept_run
+from regard.cli.runs import bleu_of, epoch_of, kept_run
 from regard.cli.runs import written as run_written
 from regard.cli.settings import settings_in
 from regard.data.images import SUFFIXES, read_captions, read_image
@@ -39,12 +39,11 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     captioner = Captioner(**settings)
     with kept_run(given["out"]) as run:
         captioner.fit(found.images, found.captions, checkpoint=run, resume=given["resume"], board=given["board"])
-    bleu = -captioner.history_.validation[captioner.history_.best_epoch]
     words = captioner.tokenizer_.get_vocab_size()
     said = [f"left out: {found.left_out}"] if str(found.left_out) else []
     count = sum(map(len, found.captions))
     told = f"Captioner on {path}, {len(found.images):,} images with {count:,} captions, {words:,} {captioner.tokens}"
-    return captioner, {}, [*said, f"{told}, held-out BLEU-4 {bleu:.1f}"]
+    return captioner, {}, [*said, f"{told}, held-out BLEU-4 {bleu_of(captioner)}"]
 
 
 def features_of(out: Path) -> Path:
@@ -169,5 +168,4 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
         "decoder": f"{count:,} parameters",
     }
     told |= {name: settings[name] for name in ("size", "hidden", "score_size")}
-    told |= {"epoch": f"{model.history_.best_epoch + 1} of {len(model.history_.validation)}"}
-    return told | {"held-out BLEU-4": f"{-min(model.history_.validation, default=float('nan')):.1f}"}
+    return told | {"epoch": epoch_of(model), "held-out BLEU-4": bleu_of(model)}

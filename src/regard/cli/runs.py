@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from regard.saving import CONFIG
 
@@ -16,6 +17,18 @@ def run_of(out: Path) -> Path:
 def written(out: Path) -> None:
     """The model is in its folder: the run is no longer needed."""
     shutil.rmtree(run_of(out), ignore_errors=True)
+
+
+def bleu_of(model: Any) -> str:
+    """The BLEU by which the model's state was chosen; its validations are -BLEU."""
+    return "not known" if model.history_.best is None else f"{-model.history_.best:.1f}"
+
+
+def epoch_of(model: Any) -> str:
+    """Of which epochs the model has its state."""
+    history = model.history_
+    which = f"the mean of the last {history.averaged}" if history.averaged else history.best_epoch + 1
+    return f"{which} of {len(history.validation)}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.cli.pictures import drawn
-from regard.cli.runs import kept_run, written
+from regard.cli.runs import bleu_of, epoch_of, kept_run, written
 from regard.cli.settings import settings_in
 from regard.data.pairs import read_lines, read_pairs
 from regard.progress import ProgressBar
@@ -162,9 +162,4 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
     told |= {"parameters": f"{count:,}", "size": settings["size"], "longest": f"{settings['longest']} tokens"}
     left = {name: len(places) for name, places in model.left_out_.items() if places}
     told |= {"left out": ", ".join(f"{number} {name}" for name, number in left.items()) or "no pair"}
-    return told | {"held-out BLEU": bleu_of(model)}
-
-
-def bleu_of(model: Any) -> str:
-    """The BLEU by which the model's state was chosen."""
-    return "not known" if model.history_.best is None else f"{-model.history_.best:.1f}"
+    return told | {"epoch": epoch_of(model), "held-out BLEU": bleu_of(model)}

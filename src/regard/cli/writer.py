@@ -26,7 +26,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     writer = Writer(**settings_in(Writer, given))
     with kept_run(given["out"]) as run:
         writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
-    loss = writer.history_.validation[writer.history_.best_epoch]
+    loss = writer.history_.best
     tokens = writer.tokenizer_.get_vocab_size()
     return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
 
@@ -75,4 +75,4 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
         "parameters": f"{count:,}",
     }
     told |= {name: settings[name] for name in ("context", "blocks", "heads", "size")}
-    return told | {"held-out loss": f"{min(model.history_.validation, default=float('nan')):.3f} a token"}
+    return told | {"held-out loss": f"{model.history_.best:.3f} a token"}

@@ -23,6 +23,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from regard.layers.cache import moved
+
 State = TypeVar("State")
 
 Step = Callable[[State, Tensor], tuple[State, Tensor]]
@@ -123,10 +125,8 @@ class Fixed(Generic[State]):
 
     def select(self, rows: Tensor) -> "Fixed[State]":
         """The same part for these rows."""
-        source = rows if self.source is None else self.source[rows]
-        if self.source is not None and torch.equal(source, self.source):
-            return self
-        return Fixed(select(self.value, rows), source)
+        source, new = moved(self.source, rows)
+        return Fixed(select(self.value, rows), source) if new else self
 
 
 def forbid(step: Step[State], tokens: Iterable[int]) -> Step[State]:

@@ -62,11 +62,19 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
         run()
     else:
         started = [threading.Thread(target=run_alone, daemon=True) for _ in range(threads)]
-        for thread in started:
-            thread.start()
-        for thread in started:
-            thread.join()
-        torch.set_num_threads(allowed)
+        try:
+            for thread in started:
+                thread.start()
+            for thread in started:
+                thread.join()
+        except BaseException as stop:  # Ctrl-C: nobody takes another item, and what is under way comes to its end
+            failures.append(stop)
+            for thread in started:
+                if thread.is_alive():
+                    thread.join()
+            raise
+        finally:
+            torch.set_num_threads(allowed)
     if failures:
         raise failures[0]
     return [results[number] for number in range(len(work))]

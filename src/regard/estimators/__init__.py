@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.estimators.alignment import Alignment
 from regard.estimators.bag_evidence import BagEvidence
 from regard.estimators.bags import BagClassifier, BagRegressor
@@ -84,6 +86,7 @@ def restored(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any])
     if not isinstance(config.get("estimator"), str) or config["estimator"] not in SAVED:
         raise ValueError(f"{folder} holds a model of unknown kind, {config.get('estimator')!r}")
     try:
-        return SAVED[config["estimator"]].from_state(config, arrays)
+        with torch.random.fork_rng(devices=[]):  # a model is made with new weights before it gets its own
+            return SAVED[config["estimator"]].from_state(config, arrays)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{folder} holds a model that is broken, or of another version of regard: {error}") from None

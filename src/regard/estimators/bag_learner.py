@@ -209,8 +209,7 @@ class BagLearner(OverBags):
             for name, array in arrays.items()
             if name.startswith("network.")
         }
-        with torch.random.fork_rng(devices=[]):
-            network = self.make_network(len(state["read.bias"])).double()
+        network = self.make_network(len(state["read.bias"])).double()
         network.load_state_dict(state)
         self.network_ = network.eval().requires_grad_(False)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
@@ -24,7 +23,7 @@ from regard.estimators.caption_evidence import CaptionEvidence
 from regard.estimators.caption_learning import Material, learn, material
 from regard.estimators.caption_scores import caption_scores, has_words
 from regard.estimators.caption_settings import check_settings, check_sight, make_decoder
-from regard.estimators.learning import kept_run
+from regard.estimators.learning import kept_run, restored_history, saved_history
 from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.telling import grids_of, text_of, tokens_told, told
@@ -251,7 +250,8 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, folder: str | Path, encoder: nn.Module | None = None) -> Self:
         """The model in a folder; with the encoder that it was made with, where that was a user's own."""
-        return cls.from_state(*read(folder), encoder)
+        with torch.random.fork_rng(devices=[]):
+            return cls.from_state(*read(folder), encoder)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
@@ -261,7 +261,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             "estimator": "Captioner",
             "settings": settings,
             "own_encoder": own,
-            "history": list(self.history_.validation),
+            **saved_history(self.history_),
             "left_out": self.left_out_,
         }
         parts = {"decoder": self.decoder_} | ({} if self.encoder == "efficientnet-lite0" else {"sight": self.sight_})
@@ -288,8 +288,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         captioner = cls(**settings)
         captioner.tokenizer_ = texts.restored(config["tokenizer"])
         captioner.left_out_ = config["left_out"]
-        history = tuple(config["history"])
-        captioner.history_ = History((), history, int(np.argmin(history)))
+        captioner.history_ = restored_history(config)
         seen = sight(captioner.encoder, captioner.image_size)
         decoder = make_decoder(captioner, captioner.tokenizer_.get_vocab_size(), seen)
         for name, module in (("sight", seen), ("decoder", decoder)):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regard.estimators.settings import saved_settings
-from regard.training import Checkpoint
+from regard.training import Checkpoint, History
 
 
 def check_whole(estimator: Any, names: Iterable[str]) -> None:
@@ -50,6 +50,19 @@ def check_choice(estimator: Any, /, **choices: tuple[Any, ...]) -> None:
 def is_number(value: Any) -> bool:
     """Whether something is a number, and not true or false."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def saved_history(history: History) -> dict[str, Any]:
+    """What a training went through, as JSON can hold it; not the losses of its epochs."""
+    kept = {"best_epoch": history.best_epoch, "averaged": history.averaged, "best": history.best}
+    return {"history": list(history.validation), **kept}
+
+
+def restored_history(config: dict[str, Any]) -> History:
+    """What `saved_history` was given, without the losses."""
+    history = config["history"]
+    best_epoch = config.get("best_epoch", history.index(min(history)))  # folders of before it was kept
+    return History((), tuple(history), best_epoch, config.get("averaged", 0), config.get("best"))
 
 
 def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> torch.optim.AdamW:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
@@ -17,7 +16,15 @@ from sklearn.utils.validation import check_is_fitted
 from regard.data.pairs import START, as_pairs, as_sentences
 from regard.data.vocabularies import Vocabularies
 from regard.estimators.alignment import Alignment
-from regard.estimators.learning import check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.learning import (
+    check_between,
+    check_choice,
+    check_from_zero,
+    check_whole,
+    kept_run,
+    restored_history,
+    saved_history,
+)
 from regard.estimators.seq2seq import CHOICES, Seq2Seq, seq2seq
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.translating import check_search, searched
@@ -235,8 +242,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         config = {
             "estimator": "Translator",
             "settings": saved_settings(self),
-            "history": list(self.history_.validation),
-            "best": self.history_.best,
+            **saved_history(self.history_),
             "left_out": self.left_out_,
             "longest_target": self.longest_target_,
         }
@@ -249,8 +255,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         translator = cls(**config["settings"])
         translator.vocabularies_ = Vocabularies.restored(config)
         translator.left_out_ = config["left_out"]
-        history = tuple(config["history"])
-        translator.history_ = History((), history, int(np.argmin(history)), best=config["best"])
+        translator.history_ = restored_history(config)
         translator.longest_target_ = config["longest_target"]
         model = translator.make_model(translator.vocabularies_)
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})

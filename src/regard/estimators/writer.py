@@ -16,7 +16,16 @@ from sklearn.utils.validation import check_is_fitted
 from regard.data import text as texts
 from regard.decoding import forbid, sample
 from regard.decoding.writing import check_sampling
-from regard.estimators.learning import adamw, check_between, check_choice, check_from_zero, check_whole, kept_run
+from regard.estimators.learning import (
+    adamw,
+    check_between,
+    check_choice,
+    check_from_zero,
+    check_whole,
+    kept_run,
+    restored_history,
+    saved_history,
+)
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.text_evidence import TextEvidence, looked_at
 from regard.estimators.windows import Windows, mean_loss
@@ -248,7 +257,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
-        config = {"estimator": "Writer", "settings": saved_settings(self), "history": list(self.history_.validation)}
+        config = {"estimator": "Writer", "settings": saved_settings(self), **saved_history(self.history_)}
         arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
 
@@ -257,7 +266,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         """The model that was saved."""
         writer = cls(**config["settings"])
         writer.tokenizer_ = texts.restored(config["tokenizer"])
-        writer.history_ = History((), tuple(config["history"]), 0)
+        writer.history_ = restored_history(config)
         model = writer.make_model(writer.tokenizer_)
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, assign=True)
         writer.model_ = model.eval().requires_grad_(False)

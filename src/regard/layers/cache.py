@@ -3,6 +3,9 @@
 The room is made once, `[batch, 2, heads, room, size]`; each step writes its rows behind those before and is given
 views of all so far. Nothing grows, nothing is copied but the new rows. Answers equal the full pass.
 
+A beam's hypotheses change places within their sentence at every step. What is made of the sentence is the same for all
+of them: it is copied only where rows are repeated or leave (`moved`).
+
 A cache is for one run of calls: `Decoder.cache(room)` makes it, the caller passes it to each. No layer keeps it.
 """
 
@@ -94,6 +97,40 @@ class KeyValues:
         self.store.narrow(3, 0, self.length).copy_(chosen)
 
 
+def moved(source: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
+    """Which of the first rows each of these is a copy of, `[rows]`, and whether any becomes another by that.
+
+    source   the same of the rows so far; None where nothing was selected yet
+
+    >>> import torch
+    >>> moved(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 3, 2]))
+    (tensor([0, 0, 1, 1]), False)
+    """
+    now = rows if source is None else source[rows]
+    return now, source is None or not torch.equal(now, source)
+
+
+class Kept:
+    """Tensors of a state that no step changes, with the rows first.
+
+    >>> import torch
+    >>> memory = Kept(torch.tensor([[1.0], [2.0]])).select(torch.tensor([0, 0, 1, 1]))
+    >>> memory.select(torch.tensor([1, 1, 3, 2])) is memory
+    True
+    """
+
+    def __init__(self, *tensors: Tensor, source: Tensor | None = None) -> None:
+        self.tensors = tensors
+        self.source = source  # [rows]  which of the first rows each is a copy of
+
+    def select(self, rows: Tensor) -> "Kept":
+        """The same for these rows."""
+        source, new = moved(self.source, rows)
+        if not new:
+            return self
+        return Kept(*(tensor.index_select(0, rows) for tensor in self.tensors), source=source)
+
+
 class BlockCache(NamedTuple):
     """What one block keeps: what its self-attention has read, and what its cross-attention made of the memory.
 
@@ -121,6 +158,7 @@ class Cache:
     def __init__(self, blocks: int, room: int) -> None:
         self.room = positive("room", room)
         self.blocks = [BlockCache(KeyValues(room), KeyValues()) for _ in range(positive("blocks", blocks))]
+        self.source: Tensor | None = None  # [sequences]  which of the first ones each is a copy of
         self.steps: Any = None  # the blocks taken apart for single rows, see `regard.layers.steps`
 
     @property
@@ -134,9 +172,13 @@ class Cache:
             own.back(length)
             if not length:
                 memory.back(0)
+        if not length:
+            self.source = None
 
     def select(self, rows: Tensor) -> None:
         """Keep the sequences of these numbers, `[sequences]`, in this order; one may be taken several times."""
+        self.source, new = moved(self.source, rows)
         for own, memory in self.blocks:
             own.select(rows)
-            memory.select(rows)
+            if new:
+                memory.select(rows)

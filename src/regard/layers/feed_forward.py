@@ -56,6 +56,8 @@ def is_plain(activation: Activation) -> bool:
     """Whether it is known to have no parameters and to draw no random numbers, so that it can be computed again."""
     if isinstance(activation, Gated):
         return is_plain(activation.activation)
+    if getattr(activation, "inplace", False):
+        return False  # what went in would be gone
     return activation in PLAIN or type(activation) in PLAIN_MODULES
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
+from regard.layers.cache import Kept
 from regard.layers.feed_forward import Activation
 from regard.layers.watch import watch
 from regard.masks import padding
@@ -99,8 +100,7 @@ def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
 class Reading(NamedTuple):
     """What decoding keeps of a sentence that is being translated."""
 
-    memory: Tensor  # [rows, length, size]
-    lengths: Tensor  # [rows]
+    kept: Kept  # the memory [rows, length, size] and its lengths [rows]
     cache: Cache
 
 
@@ -176,11 +176,12 @@ class Transformer(nn.Module):
 
     def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
         """The state that decoding starts from, with room for so many tokens."""
-        return Reading(self.encode(source, lengths), lengths, self.decoder.cache(room))
+        return Reading(Kept(self.encode(source, lengths), lengths), self.decoder.cache(room))
 
     def step(self, state: Reading, tokens: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        rows = self.decoded(state.memory, state.lengths, tokens.unsqueeze(1), state.cache)
+        memory, lengths = state.kept.tensors
+        rows = self.decoded(memory, lengths, tokens.unsqueeze(1), state.cache)
         return state, self.logits(rows[:, -1]).log_softmax(dim=-1)
 
 

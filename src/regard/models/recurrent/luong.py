@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import attend, look
+from regard.layers.cache import Kept
 from regard.layers.checks import positive
 from regard.masks import Mask, both, padding
 from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder
-from regard.models.recurrent.parts import Kept, Reading, Recurrent, Start, ends
+from regard.models.recurrent.parts import Reading, Recurrent, Start, ends
 from regard.models.transformer import Embedding
 from regard.scores import Additive, Bilinear, Score, dot
 from regard.weighing import softmax

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.layers import Dropout
+from regard.layers.cache import Kept
 from regard.layers.checks import positive
 from regard.models.recurrent.cells import State
 from regard.models.recurrent.encoder import RecurrentEncoder
@@ -55,25 +56,6 @@ class DeepOutput(nn.Module):
         if not self.maxout:
             return torch.tanh(summed)
         return summed.view(*summed.shape[:-1], self.size, 2).amax(dim=-1)
-
-
-class Kept:
-    """Tensors of a state that no step changes, with the rows first.
-
-    A beam's hypotheses change places within their sentence, and what is kept is the same for all of them: it is
-    copied only where rows are repeated or leave.
-    """
-
-    def __init__(self, *tensors: Tensor, source: Tensor | None = None) -> None:
-        self.tensors = tensors
-        self.source = source  # [rows]  which of the first rows each is a copy of
-
-    def select(self, rows: Tensor) -> "Kept":
-        """The same for these rows."""
-        source = rows if self.source is None else self.source[rows]
-        if self.source is not None and torch.equal(source, self.source):
-            return self
-        return Kept(*(tensor.index_select(0, rows) for tensor in self.tensors), source=source)
 
 
 class Reading(NamedTuple):

@@ -7,9 +7,10 @@
 
 from torch import Tensor, nn
 
+from regard.layers.cache import Kept
 from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder
-from regard.models.recurrent.parts import DeepOutput, Kept, Reading, Recurrent, Start, ends, from_nothing
+from regard.models.recurrent.parts import DeepOutput, Reading, Recurrent, Start, ends, from_nothing
 from regard.models.transformer import Embedding
 
 
