@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -126,7 +127,11 @@ def test_an_engine_that_cannot_says_which_can():
         with pytest.raises(ValueError, match=r"^block must be a positive whole number, or two of them, got "):
             Stream(block)
     for engine in (5, Stream):
-        check_refused("engine must be a name or an engine such as Stream(block=256), got ", TypeError, engine=engine)
+        check_refused(
+            "engine must be a name or an engine such as regard.engines.Stream(block=256), got ",
+            TypeError,
+            engine=engine,
+        )
 
 
 def test_plan_says_what_runs_and_why():
@@ -254,3 +259,27 @@ def test_the_short_way_is_left_where_something_has_to_be_seen_to():
     query[1, 2, 3] = 0.0
     nothing = torch.zeros_like(value)
     assert torch.equal(regard.attend(query, key, nothing), nothing)
+
+
+def test_a_class_is_no_score_before_it_is_made():
+    query, key, value = inputs()
+    with pytest.raises(TypeError, match=r"score must be made before it is given, Gaussian\(…\), got the class itself"):
+        regard.attend(query, key, value, score=scores.Gaussian)
+    with pytest.raises(TypeError, match="weigh must be made before it is given, HardSample"):
+        regard.attend(query, key, value, weigh=weighing.HardSample)
+
+
+def test_a_configured_engine_is_found_where_the_error_says():
+    query, key, value = inputs()
+    with pytest.raises(TypeError, match=r"an engine such as regard\.engines\.Stream\(block=256\), got 3"):
+        regard.attend(query, key, value, engine=3)
+    assert_close(
+        regard.attend(query, key, value, engine=regard.engines.Stream(block=256)), regard.attend(query, key, value)
+    )
+
+
+def test_numbers_of_numpy_are_numbers():
+    query, key, value = inputs()
+    wide = regard.attend(query, key, value, score=scores.Gaussian(np.float32(2)))
+    assert_close(wide, regard.attend(query, key, value, score=scores.Gaussian(2.0)))
+    assert regard.attend(query, key, value, dropout=np.float32(0.5)).shape == wide.shape

@@ -217,3 +217,8 @@ def test_sizes_may_be_numpys():
 def test_what_does_not_fit_is_said(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_stack_is_given_what_makes_its_blocks():
+    with pytest.raises(TypeError, match=r"must make a new block each time it is called, lambda: Block\(…\)"):
+        Encoder(2, Block(MultiHeadAttention(8, heads=2), FeedForward(8)))

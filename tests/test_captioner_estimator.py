@@ -302,3 +302,19 @@ def test_images_that_cannot_be_read_are_named(tiny, few, tmp_path):
         tiny.caption("photo.jpg")
     with pytest.raises(ValueError, match=r"images must be several"):
         tiny.caption(few.images[0])
+
+
+def test_a_folder_of_another_kind_is_no_captioner(tmp_path):
+    regard.NadarayaWatson().fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0]).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="holds a NadarayaWatson, and no Captioner"):
+        Captioner.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("beam", [0, 2.5, True])
+def test_a_beam_of_nothing_is_refused(tiny, few, beam):
+    with pytest.raises(ValueError, match=f"beam must be a positive whole number, got {beam}"):
+        tiny.caption(few.images[:1], beam=beam)
+
+
+def test_predict_is_caption(tiny, few):
+    assert tiny.predict(few.images[:3]) == tiny.caption(few.images[:3])

@@ -312,3 +312,11 @@ def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
 
     trained(2, Checkpoint(tmp_path / "run"))
     assert trained(4, Checkpoint(tmp_path / "run", resume=True)) == trained(4)
+
+
+def test_settings_are_the_same_once_json_has_had_them(tmp_path):
+    about = {"sizes": [(1, 2), (3,)], "by name": ("a", None)}
+    run(Checkpoint(tmp_path / "run", about=about))
+    run(Checkpoint(tmp_path / "run", resume=True, about=about))
+    with pytest.raises(ValueError, match="sizes"):
+        run(Checkpoint(tmp_path / "run", resume=True, about=about | {"sizes": [(1, 2)]}))

@@ -76,8 +76,8 @@ FLAT = torch.full((1, 3), -1.0)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "size must be at least 1, got 0"),
-        ({"keep": 0}, "keep must be at least 1, got 0"),
+        ({"size": 0}, "size must be a positive whole number, got 0"),
+        ({"keep": 0}, "keep must be a positive whole number, got 0"),
         ({"size": 2, "keep": 3}, "keep must be at most size, got keep=3 and size=2"),
         ({"penalty": -0.5}, "penalty must be finite and at least 0, got -0.5"),
         ({"penalty": math.nan}, "penalty must be finite and at least 0, got nan"),
@@ -113,7 +113,7 @@ def test_wrong_settings_are_named(settings, message):
         ({"temperature": -1.0}, "temperature must be finite and at least 0, got -1.0"),
         ({"temperature": math.inf}, "temperature must be finite and at least 0, got inf"),
         ({"temperature": math.nan}, "temperature must be finite and at least 0, got nan"),
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_k": 0}, "top_k must be a positive whole number, got 0"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({"top_p": math.nan}, "top_p must be above 0 and at most 1, got nan"),
@@ -159,7 +159,7 @@ def test_wrong_states_and_filters_are_named():
     lstm = (torch.zeros(2, 3, 8), torch.zeros(2, 3, 8))
     with pytest.raises(ValueError, match=r"must have its 3 rows first, got shape \[2, 3, 8\]"):
         beam(lambda state, last: (state, FLAT.expand(len(last), -1)), lstm, torch.zeros(3).long(), end=0, length=5)
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be a positive whole number, got 0"):
         largest(FLAT, 0)
     with pytest.raises(ValueError, match=r"share must be above 0 and at most 1, got 1\.1"):
         nucleus(FLAT, 1.1)

@@ -192,3 +192,30 @@ def test_missing_values_are_found_wherever_they_hide():
     for early in (lambda model: model.plan(x), lambda model: model.bandwidth_):
         with pytest.raises(NotFittedError):
             early(NadarayaWatson())
+
+
+@pytest.mark.parametrize("bandwidth", ["scott", 0.5, [0.5, 1.0, 2.0]])
+def test_a_metric_that_nothing_is_searched_by_is_refused(bandwidth):
+    x, y = np.random.default_rng(0).normal(size=(2, 30, 3))
+    with pytest.raises(ValueError, match="metric='diagonal' says what is searched or learned: it needs bandwidth='cv'"):
+        NadarayaWatson(bandwidth, metric="diagonal").fit(x, y[:, 0])
+
+
+class Foreign:
+    """A table of another library: it has names, and knows the way to pandas."""
+
+    def __init__(self, frame):
+        self.frame, self.columns, self.shape = frame, list(frame.columns), frame.shape
+
+    def to_pandas(self):
+        return self.frame
+
+
+def test_a_table_of_another_library_is_read_as_pandas_has_it():
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"area": random.normal(size=40), "kind": random.choice(["flat", "house"], 40)})
+    target = frame["area"] + 2 * (frame["kind"] == "house")
+    ours, theirs = (NadarayaWatson().fit(table, target) for table in (frame, Foreign(frame)))
+    assert list(theirs.feature_names_in_) == ["area", "kind"]
+    assert_allclose(theirs.predict(Foreign(frame[:5])), ours.predict(frame[:5]))
+    assert_allclose(theirs.evidence(Foreign(frame[:5])).weight, ours.evidence(frame[:5]).weight)

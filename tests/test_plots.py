@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
@@ -151,3 +152,11 @@ def test_the_example_draws_and_learning_helps(tmp_path, monkeypatch, capsys):
     errors = [float(line.rsplit(maxsplit=1)[1]) for line in capsys.readouterr().out.splitlines()[:3]]
     assert errors[0] > 1.5 * errors[1] > 1.5 * 2 * errors[2]
     assert matplotlib.image.imread(out).shape[1] > 1000
+
+
+def test_weights_may_know_their_gradient():
+    weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]], requires_grad=True)
+    assert plots.weight_map(weights).images[0].get_array().shape == (2, 2)
+    assert plots.alignment_map(weights, ["a", "b"], ["c", "d"]).images[0].get_array()[1, 1] == pytest.approx(0.8)
+    with pytest.raises(ValueError, match=r"must be \[0, 2\], queries by keys, and at least one, got \[0, 2\]"):
+        plots.alignment_map(np.zeros((0, 2)), ["a", "b"], [])

@@ -190,7 +190,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 @pytest.mark.parametrize("beam", [0, -1, 2.5])
 def test_a_beam_of_nothing_is_refused(fitted, beam):
-    with pytest.raises(ValueError, match=f"beam must be a whole number of at least 1, got {beam}"):
+    with pytest.raises(ValueError, match=f"beam must be a positive whole number, got {beam}"):
         fitted.translate(["4 July 1976"], beam=beam)
 
 
@@ -300,7 +300,7 @@ def test_numpys_numbers_are_numbers():
         ({"sentences": [None]}, TypeError, "sentences must be texts, got NoneType in place 0"),
         ({"sentences": ["a", "b\ud800"]}, ValueError, "half a surrogate pair in place 1"),
         ({"sentences": ["a"], "penalty": None}, ValueError, "penalty must be a number of at least 0, got None"),
-        ({"sentences": ["a"], "beam": "5"}, ValueError, "beam must be a whole number of at least 1, got '5'"),
+        ({"sentences": ["a"], "beam": "5"}, ValueError, "beam must be a positive whole number, got '5'"),
     ],
 )
 def test_what_cannot_be_translated_is_named(fitted, asked, error, message):
@@ -344,3 +344,11 @@ def test_both_dropouts_reach_the_transformer():
     model = translator.make_model(known)
     assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
     assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block)} == {0.5}
+
+
+def test_predict_is_translate_and_of_each_token_there_is_at_least_one_to_show(fitted):
+    asked, _ = held_out_dates(3)
+    assert fitted.predict(asked) == fitted.translate(asked)
+    for top in (0, -1):
+        with pytest.raises(ValueError, match=f"top must be a positive whole number, or None for all tokens, got {top}"):
+            fitted.evidence(asked[0]).to_frame(top=top)

@@ -312,3 +312,11 @@ def test_what_does_not_fit_is_said(call, error, message):
 def test_importing_regard_does_not_import_the_layers():
     program = "import sys, regard; assert 'regard.layers' not in sys.modules; regard.watch; regard.layers.Rotary"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_one_name_is_no_list_of_layers():
+    with (
+        pytest.raises(TypeError, match="must be a list of names, got the text 'self_attn': put it in a list"),
+        regard.watch(nn.TransformerEncoderLayer(8, 2), layers="self_attn"),
+    ):
+        pass

@@ -84,3 +84,20 @@ def test_nan_scores_give_nan_weights():
         assert weight[0].isnan().all()
         assert weight[1].isfinite().all()
     assert weighing.linear(sick)[0].isnan().any()
+
+
+@pytest.mark.parametrize(
+    "own",
+    [lambda s: torch.softmax(s, -1), lambda s: s.square(), lambda s: s.exp().clamp(min=0.1)],
+    ids=["softmax", "square", "at least"],
+)
+def test_what_may_not_be_looked_at_has_no_weight_in_a_weighing_of_ones_own(own):
+    query, key, value = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5))
+    mask = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]]).bool()
+    mean = regard.attend(query, key, value, mask=mask, weigh=own)
+    slopes = torch.autograd.grad(mean.square().sum(), (query, key, value))
+    assert all(slope.isfinite().all() for slope in slopes)
+    assert (mean[1] == 0).all()
+    for place in (0, 3):
+        some = mask[place]
+        assert_close(mean[place], regard.attend(query, key[some], value[some], weigh=own)[place])

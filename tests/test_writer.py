@@ -304,7 +304,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def test_what_cannot_be_read_or_written_says_why(writer, tmp_path):
     with pytest.raises(ValueError, match="give a prompt"):
         writer.write("", 5)
-    with pytest.raises(ValueError, match="length must be a positive whole number of tokens, got 0"):
+    with pytest.raises(ValueError, match="length must be a positive whole number, got 0"):
         writer.write("the", 0)
     with pytest.raises(ValueError, match="temperature must be"):
         writer.write("the", 5, temperature=-1)
@@ -333,3 +333,23 @@ def test_what_cannot_be_read_or_written_says_why(writer, tmp_path):
     assert writer.perplexity("see notes.txt") > 1
     assert writer.write("ẞ the", 5, seed=0).startswith("ẞ the")
     assert "�" not in writer.write("the", 200, temperature=50.0, seed=0)
+
+
+def test_what_is_no_text_is_named(writer):
+    for given in (3, None, b"the"):
+        with pytest.raises(TypeError, match=f"prompt must be a text, got {type(given).__name__}"):
+            writer.write(given, 3)
+    with pytest.raises(ValueError, match="prompt is not UTF-8 at character 4: write it in UTF-8"):
+        writer.write("caf\udce9", 3)
+    with pytest.raises(TypeError, match="text must be a text, got int"):
+        writer.evidence(5)
+
+
+def test_counts_of_numpy_count_and_truths_do_not(writer):
+    assert writer.write("the", np.int64(3), seed=1) == writer.write("the", 3, seed=1)
+    with pytest.raises(ValueError, match="length must be a positive whole number, got True"):
+        writer.write("the", True)
+    whole = writer.evidence("the quick", top=None)
+    assert_close(whole.rest, np.zeros_like(whole.rest), atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="top must be a positive whole number, or None for all tokens, got 0"):
+        writer.evidence("the quick", top=0)

@@ -8,19 +8,15 @@ at nothing gets a mean of zero, a log weight of -inf, and no NaN, forward or bac
 comes out as NaN.
 """
 
-import operator
 from typing import Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor
 
-from regard.engines import dense, flash
-from regard.engines.dense import Dense
-from regard.engines.flash import Flash
-from regard.engines.gauss import Gauss
+from regard.checks import is_number, positive
+from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
-from regard.engines.pairs import Pairs
-from regard.engines.stream import Stream, mask_gradient
+from regard.engines.stream import mask_gradient
 from regard.engines.top import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal, parts_of
@@ -86,7 +82,7 @@ def attend(
     mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
     weigh     one of `regard.weighing`
     dropout   the share of weights dropped; drawn from torch's generator whenever it is not 0
-    engine    a name, or a configured engine such as `Stream(block=256)`; picked where it is not given
+    engine    a name, or a configured engine such as `regard.engines.Stream(block=256)`; picked where it is not given
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 8, 7, 16), torch.randn(2, 8, 7, 4)
@@ -147,9 +143,7 @@ def look(
     """
     job = checked(query, key, key, score, mask, softmax, 0.0)
     if top is not None:
-        if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
-            raise ValueError(f"top must be a positive whole number, got {top!r}")
-        return Look(*top_weights(job, operator.index(top)))
+        return Look(*top_weights(job, positive("top", top)))
     size = job.pairs * query.element_size()
     if size > LOOK_LIMIT:
         raise ValueError(
@@ -229,7 +223,7 @@ def named(engine: str | Engine, job: Job) -> Engine:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         engine = ENGINES[engine]
     if isinstance(engine, type) or not (hasattr(engine, "refuses") and hasattr(engine, "attend")):
-        raise TypeError(f"engine must be a name or an engine such as Stream(block=256), got {engine!r}")
+        raise TypeError(f"engine must be a name or an engine such as regard.engines.Stream(block=256), got {engine!r}")
     refusal = engine.refuses(job)
     if refusal:
         able = ", ".join(name for name, other in ENGINES.items() if not other.refuses(job))
@@ -257,11 +251,14 @@ def checked(
         )
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have one length, got {key.shape[-2]} keys and {value.shape[-2]} values")
+    for what, given in (("score", score), ("mask", mask), ("weigh", weigh)):
+        if isinstance(given, type):
+            raise TypeError(f"{what} must be made before it is given, {given.__name__}(…), got the class itself")
     if not callable(score):
         raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
     if not callable(weigh):
         raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
-    if isinstance(dropout, bool) or not isinstance(dropout, float | int):
+    if not is_number(dropout):
         raise TypeError(f"dropout must be a number between 0 and 1, got {dropout!r}")
     if not 0 <= dropout <= 1:  # NaN too is not
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")

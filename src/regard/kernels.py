@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from regard.checks import is_number
+
 
 class Kernel(nn.Module):
     """What the kernels share: the bandwidth H, and the distance u = ‖H⁻¹(query - key)‖.
@@ -31,7 +33,7 @@ class Kernel(nn.Module):
 
     def __init__(self, bandwidth: float | Tensor = 1.0) -> None:
         super().__init__()
-        if not isinstance(bandwidth, Tensor | float | int) or isinstance(bandwidth, bool):
+        if not isinstance(bandwidth, Tensor) and not is_number(bandwidth):
             raise TypeError(f"bandwidth must be a number or a tensor, got {type(bandwidth).__name__}")
         if isinstance(bandwidth, Tensor) and (bandwidth.is_complex() or bandwidth.dtype == torch.bool):
             raise TypeError(f"bandwidth must be of real numbers, got {bandwidth.dtype}")

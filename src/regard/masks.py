@@ -11,7 +11,7 @@ and is evaluated a block at a time, without a matrix:
 A boolean tensor that broadcasts to `[..., q, k]` is a mask too. What has floating point instead of
 booleans, tensor or callable, is an additive bias: it is added to the score (ALiBi, relative
 positions), and -inf forbids. `both` combines any two of these. A key that nobody may see may be
-anything; a value may not, since weight 0 times NaN is NaN.
+anything where no gradient is asked for; a value may not, since weight 0 times NaN is NaN.
 
 Indices are absolute positions, counted from 0 in the tensors given to `attend`. A query that sits
 elsewhere, say behind a cache of n keys, is shifted: `shifted(causal, n)`.

@@ -22,6 +22,11 @@ MARKERS = "osD^vP"
 TICKS = 6
 
 
+def numbers(given: Array) -> Array:
+    """Numbers as an array, also of a tensor that knows its gradient."""
+    return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
+
+
 def fit_curve(
     x: Array,
     y: Array,
@@ -90,7 +95,7 @@ def weight_map(
     """
     from matplotlib.ticker import MaxNLocator
 
-    weights = np.asarray(weights, dtype=float)
+    weights = numbers(weights)
     if weights.ndim != 2 or not weights.size:
         raise ValueError(f"weights must be [queries, keys], got shape {list(weights.shape)}")
     axes = axes or fresh(5.5, 4.5)
@@ -131,9 +136,12 @@ def alignment_map(
     >>> [label.get_text() for label in axes.get_xticklabels()]
     ['ein', 'Hund']
     """
-    weights = np.asarray(weights, dtype=float)
+    weights = numbers(weights)
     if weights.shape != (len(queries), len(keys)) or not weights.size:
-        raise ValueError(f"weights must be [{len(queries)}, {len(keys)}], queries by keys, got {list(weights.shape)}")
+        raise ValueError(
+            f"weights must be [{len(queries)}, {len(keys)}], queries by keys, and at least one, got"
+            f" {list(weights.shape)}"
+        )
     axes = axes or fresh(min(16, 1.6 + 0.3 * len(keys)), min(16, 1.2 + 0.28 * len(queries)))
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     small = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.data.text import read_text
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    pass
 
 PADDING, START, END = 0, 1, 2
 SPECIAL = ("<padding>", "<start>", "<end>")
@@ -95,11 +95,6 @@ def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> Pairs:
     if not pairs.sources:
         raise ValueError("there must be at least one pair of sentences, got none")
     return pairs
-
-
-def coded(tokenizer: "Tokenizer", lines: Sequence[str]) -> list[list[int]]:
-    """The tokens of each line."""
-    return [part.ids for part in tokenizer.encode_batch_fast(list(lines))]
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:

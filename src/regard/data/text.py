@@ -66,6 +66,17 @@ def text_of(text: str | Path) -> str:
     return read_text(text) if named or is_file(text) else text
 
 
+def as_text(name: str, text: Any) -> str:
+    """A text, once it is one: bytes that were no UTF-8 are none."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a text, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is not UTF-8 at character {error.start + 1}: write it in UTF-8") from None
+    return text
+
+
 def is_file(text: str) -> bool:
     """Whether a text is the path of a file; most are no path at all."""
     try:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.checks import positive
 from regard.decoding.filters import largest
 from regard.decoding.step import (
     Hypothesis,
@@ -27,7 +28,6 @@ from regard.decoding.step import (
     check_start,
     limits,
     select,
-    whole,
 )
 
 
@@ -75,8 +75,8 @@ def beam(
 
 def check_settings(size: int, penalty: float, keep: int) -> None:
     """Settings that make no sense are refused before the first step."""
-    whole("size", size)
-    if whole("keep", keep) > size:
+    positive("size", size)
+    if positive("keep", keep) > size:
         raise ValueError(f"keep must be at most size, got keep={keep} and size={size}")
     if not 0 <= penalty < math.inf:
         raise ValueError(f"penalty must be finite and at least 0, got {penalty}")

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.decoding.step import whole
+from regard.checks import positive
 
 BLOCK = 64
 """Values that are first looked at together, by their maximum: that is five times faster than torch's topk alone."""
@@ -57,7 +57,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> value.tolist(), index.tolist()
     ([[3.0, 3.0, 2.0]], [[1, 3, 2]])
     """
-    one_more = min(whole("count", count) + 1, values.shape[1])  # so that a tie at the border is seen
+    one_more = min(positive("count", count) + 1, values.shape[1])  # so that a tie at the border is seen
     value, index = blockwise(values, one_more)
     tied = ((value[:, 1:] == value[:, :-1]) & (value[:, 1:] > -math.inf)).any(dim=1)
     if tied.any():  # topk promises no order: few rows, sorted as a whole

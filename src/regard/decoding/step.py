@@ -218,10 +218,3 @@ def limits(length: int | Tensor, start: Tensor) -> Tensor:
     if bool((length < 1).any()):
         raise ValueError(f"length must be at least 1, got {int(length.min())}")
     return length.to(start.device, torch.long).expand(len(start))
-
-
-def whole(name: str, value: int, least: int = 1) -> int:
-    """A setting that counts something."""
-    if operator.index(value) < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from regard.checks import positive
 from regard.decoding.filters import largest, nucleus
 from regard.decoding.step import (
     Hypothesis,
@@ -23,7 +24,6 @@ from regard.decoding.step import (
     check_start,
     limits,
     select,
-    whole,
 )
 
 
@@ -112,7 +112,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
     if top_k is not None:
-        whole("top_k", top_k)
+        positive("top_k", top_k)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 

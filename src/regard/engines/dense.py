@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.engines import dropout
 from regard.engines.job import Job, mask_parts, masked, scores_of
 from regard.parts import Attended
-from regard.weighing import blind
+from regard.weighing import blind, softmax
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def weights(job: Job, rows: slice | None = None) -> Tensor:
     if not isinstance(weight, Tensor) or weight.shape != scores.shape:
         got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(f"a weighing must return the shape of the scores, {list(scores.shape)}, got {got}")
-    return weight
+    if job.weigh is softmax:
+        return weight
+    return weight.masked_fill(scores == -math.inf, 0.0)  # whatever somebody's own makes of it
 
 
 def whole_dropout(job: Job) -> Tensor:

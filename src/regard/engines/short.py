@@ -49,7 +49,7 @@ class Together(torch.autograd.Function):
             )
             torch.bmm(weight, value[heads], out=mean[heads])
         loops.normalise(flat(total), flat(mean, 2))
-        ctx.fold, ctx.shapes = fold, fold.shape[:-2]
+        ctx.fold = fold
         ctx.save_for_backward(query, key, value, mean, highest, total)
         lead = fold.shape[:-2]
         return mean.view(*lead, *mean.shape[1:]), (highest + total.log()).view(*lead, rows[1])

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.checks import is_count
 from regard.engines import dropout
 from regard.engines.job import Job, masked, scores_of, spans
 from regard.masks import Mask, block_of, parts_of
@@ -50,8 +51,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         sizes = self.block if isinstance(self.block, tuple) else (self.block, self.block)
-        whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
-        if self.block is not None and not (whole and len(sizes) == 2):
+        if self.block is not None and not (len(sizes) == 2 and all(map(is_count, sizes))):
             raise ValueError(f"block must be a positive whole number, or two of them, got {self.block!r}")
 
     def refuses(self, job: Job) -> str | None:

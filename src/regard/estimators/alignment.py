@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.estimators.evidence import checked_top
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
@@ -34,7 +36,7 @@ class Alignment:
         """
         import pandas as pd
 
-        order = np.argsort(-self.weight, axis=1, kind="stable")[:, : top or len(self.source)]
+        order = np.argsort(-self.weight, axis=1, kind="stable")[:, : checked_top(top, len(self.source), "tokens")]
         place = np.repeat(np.arange(len(self.target)), order.shape[1])
         seen = order.ravel()
         return pd.DataFrame(

@@ -7,7 +7,6 @@ learned answers in float64, so that what instances add is the output to the last
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
+from regard.checks import is_count, is_number
 from regard.data.bags import Bags
 from regard.estimators.over_bags import OverBags
-from regard.estimators.settings import seed_of, whole
+from regard.estimators.settings import seed_of
 from regard.models.bag import BagAttention, BagModel, GatedScore, MaxPooling, MeanPooling, TanhScore, linear_score
 from regard.training import History, train
 
@@ -161,15 +161,15 @@ class BagLearner(OverBags):
     def check_settings(self) -> None:
         self.check_attention()
         hidden, heads, batch = self.hidden_size, self.heads, self.batch_size
-        if hidden is not None and not whole(hidden):
+        if hidden is not None and not is_count(hidden):
             raise ValueError(f"hidden_size must be a positive whole number, or None for no embedding, got {hidden!r}")
         if self.attention == "gated" and hidden is None:
             raise ValueError("attention='gated' needs a hidden_size, such as 64: a gate is a layer of that size")
-        if not whole(heads) or (heads > 1 and self.attention not in ("softmax", "gated")):
+        if not is_count(heads) or (heads > 1 and self.attention not in ("softmax", "gated")):
             raise ValueError(f"heads must be a positive whole number, and 1 without a softmax, got {heads!r}")
-        if batch is not None and not whole(batch):
+        if batch is not None and not is_count(batch):
             raise ValueError(f"batch_size must be a positive whole number, or None for all bags, got {batch!r}")
-        if not whole(self.epochs) or not whole(self.patience):
+        if not is_count(self.epochs) or not is_count(self.patience):
             raise ValueError(f"epochs and patience must be at least 1, got {self.epochs!r} and {self.patience!r}")
         if not number(self.rate()) or not self.rate() > 0 or not number(self.weight_decay) or self.weight_decay < 0:
             raise ValueError(
@@ -229,4 +229,4 @@ class Shuffled:
 
 def number(value: Any) -> bool:
     """Whether something is a finite number."""
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)

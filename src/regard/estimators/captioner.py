@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from regard.checks import positive
 from regard.data import text as texts
 from regard.data.captions import as_images, captions_of
 from regard.data.features import fingerprint, key_of
@@ -27,7 +28,7 @@ from regard.estimators.learning import kept_run, restored_history, saved_history
 from regard.estimators.seeing import Sight, sight
 from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.telling import grids_of, text_of, tokens_told, told
-from regard.layers.checks import positive
+from regard.estimators.translating import check_search
 from regard.models.captioner import CaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write
@@ -190,6 +191,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         penalty   how much longer captions are favoured, α of `regard.decoding.beam`
         """
         check_is_fitted(self)
+        check_search(beam, penalty)
         images = as_images(images)
         found: list[str] = []
         with ProgressBar("writing captions", len(images), shown=self.verbose) as bar:
@@ -197,6 +199,10 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                 found += told(self.decoder_, grid, self.tokenizer_, self.longest, size=beam, penalty=penalty)
                 bar.note(done=len(found))
         return found
+
+    def predict(self, images: Sequence[Any]) -> list[str]:
+        """The same, under scikit-learn's name."""
+        return self.caption(images)
 
     def scores(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]], beam: int = 5) -> dict[str, float]:
         """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the captions written, over all references: see `caption_scores`."""
@@ -250,8 +256,12 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, folder: str | Path, encoder: nn.Module | None = None) -> Self:
         """The model in a folder; with the encoder that it was made with, where that was a user's own."""
+        config, arrays = read(folder)
+        if config.get("estimator") != "Captioner":
+            kind = config.get("estimator", "run")
+            raise ValueError(f"{folder} holds a {kind}, and no Captioner: regard.load reads all that are models")
         with torch.random.fork_rng(devices=[]):
-            return cls.from_state(*read(folder), encoder)
+            return cls.from_state(config, arrays, encoder)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""

@@ -43,6 +43,11 @@ def choose(
     smoother: Smoother, columns: Columns, asked: Bandwidth, metric: str, seed: Callable[[], int], progress: bool
 ) -> Chosen:
     """The bandwidth asked for. `seed` is asked only where something is drawn."""
+    if metric != "scalar" and not (isinstance(asked, str) and asked in (*SEARCHES, "learn")):
+        raise ValueError(
+            f"metric={metric!r} says what is searched or learned: it needs bandwidth='cv' or 'aicc' for one a column,"
+            f" or 'learn' for a matrix too, got bandwidth={asked!r}"
+        )
     if not isinstance(asked, str):
         return Chosen(given(smoother, columns, asked))
     if smoother.kernel == "constant" or not (smoother.number.shape[1] + len(smoother.blur)):

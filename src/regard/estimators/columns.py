@@ -43,7 +43,7 @@ class Columns:
     def encode(self, X: Any) -> Any:  # noqa: N803
         """The table with categories as codes; a frame stays one, so that its names can be checked."""
         check_missing(X)
-        frame = hasattr(X, "columns")
+        frame = is_frame(X)
         if frame:
             self.check_numbers(X)
         if not self.categories:
@@ -73,9 +73,14 @@ class Columns:
                 )
 
 
+def as_frame(X: Any) -> Any:  # noqa: N803
+    """A table of another library, Arrow's or Polars's, as pandas has it; anything else as it is."""
+    return X.to_pandas() if hasattr(X, "to_pandas") and not hasattr(X, "iloc") else X
+
+
 def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Columns:  # noqa: N803
     """The columns of a table, and which of them are categories: those named, or those of such a dtype."""
-    frame = hasattr(X, "columns") and hasattr(X, "iloc")
+    frame = is_frame(X)
     shape = X.shape if frame else np.asarray(X).shape
     width = shape[1] if len(shape) == 2 else 0  # anything else scikit-learn refuses
     names = tuple(str(name) for name in X.columns) if frame else tuple(str(place) for place in range(width))
@@ -95,6 +100,11 @@ def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Co
         place = place_of(name, places, width)
         categories[place] = by_value(X.iloc[:, place] if frame else np.asarray(X, dtype=object)[:, place], True)
     return Columns(names, categories)
+
+
+def is_frame(X: Any) -> bool:  # noqa: N803
+    """Whether a table is one of pandas."""
+    return hasattr(X, "columns") and hasattr(X, "iloc")
 
 
 def place_of(name: str | int, places: dict[Any, int], width: int) -> int:

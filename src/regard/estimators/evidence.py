@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.checks import is_count
+
 WHOLE_LIMIT = 2 * 2**30
 """Bytes that all weights together may take."""
 
@@ -78,7 +80,7 @@ class Evidence:
 
 def checked_top(top: Any, most: int, of: str) -> int:
     """How many weights are asked for, of `most` that there are."""
-    if top is not None and (isinstance(top, bool) or not hasattr(top, "__index__") or top < 1):
+    if top is not None and not is_count(top):
         raise ValueError(f"top must be a positive whole number, or None for all {of}, got {top!r}")
     return most if top is None else min(operator.index(top), most)
 

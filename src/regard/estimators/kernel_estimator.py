@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from regard.engines.job import Plan
 from regard.estimators.bandwidths import by_rule
 from regard.estimators.choosing import CHOICES, Bandwidth, choose
-from regard.estimators.columns import Category, Columns, Scale, scale_of, seen_in
+from regard.estimators.columns import Category, Columns, Scale, as_frame, scale_of, seen_in
 from regard.estimators.evidence import Evidence, check_room, checked_top, labels_of, numeric
 from regard.estimators.metric import METRICS
 from regard.estimators.rows import largest
@@ -128,6 +128,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def encoded(self, X: Any) -> Array:  # noqa: N803
         """New rows, validated, with categories as codes."""
         check_is_fitted(self, "smoother_")
+        X = as_frame(X)  # noqa: N806
         if hasattr(X, "columns"):  # names first: a column in another's place may hold anything
             validate_data(self, X, reset=False, skip_check_array=True)
         return validate_data(self, self.columns_.encode(X), reset=False, dtype=np.float64)
@@ -265,6 +266,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
 
     def see(self, X: Any) -> Any:  # noqa: N803
         """Learn which columns are categories, and give the table with their codes."""
+        X = as_frame(X)  # noqa: N806
         self.columns_ = seen_in(X, self.categorical, self.ordered)
         self.labels_ = labels_of(X)
         return self.columns_.encode(X)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable
 from hashlib import sha256
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from regard.checks import is_number, positive
 from regard.estimators.settings import saved_settings
 from regard.training import Checkpoint, History
 
@@ -17,9 +17,7 @@ from regard.training import Checkpoint, History
 def check_whole(estimator: Any, names: Iterable[str]) -> None:
     """These settings count something."""
     for name in names:
-        value = getattr(estimator, name)
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        positive(name, getattr(estimator, name))
 
 
 def check_between(estimator: Any, /, **ranges: tuple[float, float]) -> None:
@@ -45,11 +43,6 @@ def check_choice(estimator: Any, /, **choices: tuple[Any, ...]) -> None:
         if getattr(estimator, name) not in known:
             *words, last = map(str, known)
             raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {getattr(estimator, name)!r}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a number, and not true or false."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def saved_history(history: History) -> dict[str, Any]:

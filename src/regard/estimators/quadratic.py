@@ -10,11 +10,12 @@ from typing import Any, Self
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from regard.checks import is_count, is_number
 from regard.data.bags import Bags
 from regard.estimators.columns import Scale
 from regard.estimators.over_bags import ClassifierOverBags, OverBags, RegressorOverBags, shares
 from regard.estimators.quadratic_forms import fit_rank, instance_forms, quadratic, ridge
-from regard.estimators.settings import all_or_nothing, whole
+from regard.estimators.settings import all_or_nothing
 
 Array = Any
 
@@ -70,7 +71,7 @@ class QuadraticRegressor(RegressorOverBags):
 
     def check_settings(self) -> None:
         check_ridge(alpha=self.alpha)
-        if self.rank is not None and not whole(self.rank):
+        if self.rank is not None and not is_count(self.rank):
             raise ValueError(f"rank must be a positive whole number, or None for the full matrix, got {self.rank!r}")
 
     def outputs(self, bags: Bags) -> Array:
@@ -216,5 +217,5 @@ def root_mean_squares(instances: Array, standardise: bool) -> Scale:
 def check_ridge(**penalty: float) -> None:
     """A penalty must be positive."""
     ((name, value),) = penalty.items()
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < np.inf:
+    if not is_number(value) or not 0 < value < np.inf:
         raise ValueError(f"{name} must be a positive number, got {value!r}")

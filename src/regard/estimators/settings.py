@@ -46,11 +46,6 @@ def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[
     return fitted
 
 
-def whole(value: Any) -> bool:
-    """Whether something is a positive whole number."""
-    return not isinstance(value, bool) and hasattr(value, "__index__") and value >= 1
-
-
 def saved_settings(model: Any) -> dict[str, Any]:
     """The settings of a model as JSON can hold them; a generator of random numbers it cannot."""
     settings = {name: jsonable(value) for name, value in model.get_params(deep=False).items()}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard.checks import is_number, positive
 from regard.data.pairs import END, PADDING, START, grouped, padded
 from regard.decoding import beam, forbid, greedy
 
@@ -55,7 +56,6 @@ def searched(
 
 def check_search(beam: int, penalty: float) -> None:
     """What a search is asked with."""
-    if isinstance(beam, bool) or not hasattr(beam, "__index__") or beam < 1:
-        raise ValueError(f"beam must be a whole number of at least 1, got {beam!r}")
-    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 <= penalty < math.inf:
+    positive("beam", beam)
+    if not is_number(penalty) or not 0 <= penalty < math.inf:
         raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")

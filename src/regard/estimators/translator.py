@@ -193,6 +193,10 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             found = searched(self.model_, sources, size=beam, penalty=penalty, limit=limit, done=bar.note)
         return self.vocabularies_.written(found)
 
+    def predict(self, sentences: Sequence[str]) -> list[str]:
+        """The same, under scikit-learn's name."""
+        return self.translate(sentences)
+
     def score(
         self,
         sources: Sequence[str],

@@ -13,9 +13,11 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from regard.checks import positive
 from regard.data import text as texts
 from regard.decoding import forbid, sample
 from regard.decoding.writing import check_sampling
+from regard.estimators.evidence import checked_top
 from regard.estimators.learning import (
     adamw,
     check_between,
@@ -178,7 +180,11 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         top_p: float | None = None,
         seed: int | None = None,
     ) -> str:
-        """The prompt, and so many tokens more; the arguments are those of `regard.decoding.sample`."""
+        """The prompt, and so many tokens more.
+
+        `temperature`, `top_k` and `top_p` are those of `regard.decoding.sample`; one seed gives one text, 0 where none
+        is given.
+        """
         more = self.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return prompt + "".join(more)
 
@@ -194,9 +200,8 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     ) -> Iterator[str]:
         """What `write` adds to the prompt, as it comes."""
         check_is_fitted(self)
-        if not isinstance(length, int) or length < 1:
-            raise ValueError(f"length must be a positive whole number of tokens, got {length!r}")
-        ids = self.tokenizer_.encode(prompt).ids
+        length = positive("length", length)
+        ids = self.tokenizer_.encode(texts.as_text("prompt", prompt)).ids
         if not ids:
             raise ValueError("there must be something to go on from: give a prompt of at least one character")
         check_sampling(temperature, top_k, top_p)  # now, not when the first token is asked for
@@ -240,12 +245,12 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     def evidence(self, text: str, top: int = 5) -> TextEvidence:
         """What each token of a text looked at, in each block and head: the `top` tokens, and the weight of the rest."""
         check_is_fitted(self)
-        coded = self.tokenizer_.encode(text)
+        coded = self.tokenizer_.encode(texts.as_text("text", text))
         if not 1 <= len(coded.ids) <= self.context:
             raise ValueError(
                 f"a text of 1 to {self.context} tokens, the context, can be looked at, got {len(coded.ids)}"
             )
-        with torch.inference_mode(), watch(self.model_, top=min(top, len(coded.ids))) as seen:
+        with torch.inference_mode(), watch(self.model_, top=checked_top(top, len(coded.ids), "tokens")) as seen:
             self.model_(torch.tensor([coded.ids]))
         shown = [text[start:end] or "·" for start, end in coded.offsets]
         return looked_at(shown, [found[0] for found in seen.values()])

@@ -8,7 +8,8 @@ and cached keys.
 from torch import Tensor, nn
 
 from regard.attend import Look, attend, look
-from regard.layers.checks import positive, share
+from regard.checks import positive
+from regard.layers.checks import share
 from regard.masks import Mask
 from regard.scores import Score, scaled_dot
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import Look
+from regard.checks import positive
 from regard.layers.attending import Attend
-from regard.layers.checks import check_rows, positive
+from regard.layers.checks import check_rows
 from regard.masks import Mask
 from regard.scores import Score, scaled_dot
 

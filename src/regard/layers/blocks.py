@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import Look
+from regard.checks import positive
 from regard.layers.cache import BlockCache, Cache
-from regard.layers.checks import check_rows, positive
+from regard.layers.checks import check_rows
 from regard.layers.dropout import Dropout
 from regard.layers.heads import MultiHeadAttention
 from regard.layers.steps import Steps
@@ -136,6 +137,8 @@ class Stack(nn.Module):
 
     def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
         super().__init__()
+        if isinstance(block, nn.Module):
+            raise TypeError(f"block must make a new block each time it is called, lambda: {type(block).__name__}(…)")
         self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
         self.norm = norm or nn.Identity()
 

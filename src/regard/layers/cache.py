@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.layers.checks import positive
+from regard.checks import positive
 
 
 class KeyValues:

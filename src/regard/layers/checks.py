@@ -1,25 +1,13 @@
-"""What the layers ask of their sizes and inputs; an error says what must hold and what was got."""
-
-import operator
-from typing import SupportsIndex
+"""What the layers ask of their settings and inputs; an error says what must hold and what was got."""
 
 from torch import Tensor
 
-
-def positive(name: str, number: SupportsIndex) -> int:
-    """A size or a count, once it is one: an int, or what stands for one, as NumPy's do."""
-    try:
-        whole = 0 if isinstance(number, bool) else operator.index(number)
-    except TypeError:
-        whole = 0
-    if whole < 1:
-        raise ValueError(f"{name} must be a positive whole number, got {number!r}")
-    return whole
+from regard.checks import is_number
 
 
 def share(name: str, number: float) -> float:
     """A share, once it is one."""
-    if isinstance(number, bool) or not isinstance(number, float | int) or not 0 <= number <= 1:
+    if not is_number(number) or not 0 <= number <= 1:
         raise ValueError(f"{name} must be a number between 0 and 1, got {number!r}")
     return float(number)
 

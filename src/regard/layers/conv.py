@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import Look
+from regard.checks import positive
 from regard.layers.attending import Attend
-from regard.layers.checks import positive
 from regard.masks import Mask
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.checks import positive
 from regard.engines.activated import activated_linear
-from regard.layers.checks import check_rows, positive
+from regard.layers.checks import check_rows
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attend import Look
+from regard.checks import positive
 from regard.layers.attending import Attend
 from regard.layers.cache import KeyValues
-from regard.layers.checks import check_rows, positive
+from regard.layers.checks import check_rows
 from regard.layers.positions import Positions
 from regard.masks import Mask, both, causal, parts_of, shifted
 from regard.scores import Score, scaled_dot

@@ -22,7 +22,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.layers.checks import check_rows, positive
+from regard.checks import positive
+from regard.layers.checks import check_rows
 from regard.masks import Mask, both
 
 Stretch = Callable[[Tensor], Tensor]

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import Look
+from regard.checks import positive
 from regard.layers.attending import Attend
-from regard.layers.checks import positive
 from regard.layers.torch_heads import torch_look
 
 Seen = dict[str, list[Tensor | Look]]
@@ -55,6 +55,8 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
     found = [name for name, module in modules.items() if attends(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no attention layer to watch")
+    if isinstance(layers, str):
+        raise TypeError(f"layers must be a list of names, got the text {layers!r}: put it in a list")
     unknown = [name for name in layers or [] if name not in found]
     if unknown:
         raise ValueError(f"layers must be among {', '.join(map(repr, found))}, got {', '.join(map(repr, unknown))}")

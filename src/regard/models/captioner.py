@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.layers.checks import positive
+from regard.checks import positive
 from regard.layers.dropout import Dropout
 from regard.layers.likelihood import cross_entropy
 from regard.models.looking import Draw, Maps, Regions, Walk, walk

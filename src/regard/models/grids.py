@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu, relu6
 
-from regard.layers.checks import positive
+from regard.checks import positive
 
 Array = Any
 INSTALL = 'pip install "regard[vision]"'
@@ -44,9 +44,8 @@ def scaled(images: Array, middle: float, spread: float) -> Tensor:
     pixels = np.asarray(images)
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
         raise ValueError(f"images must be uint8 [batch, height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
-    return (
-        torch.tensor(pixels).movedim(-1, 1).float().sub_(middle).div_(spread)
-    )  # in memory still a pixel after the other
+    rows = torch.tensor(pixels).movedim(-1, 1)  # in memory still a pixel after the other
+    return rows.float().sub_(middle).div_(spread)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.layers.checks import positive, share
+from regard.checks import positive
+from regard.layers.checks import share
 from regard.models.captioner import CaptionDecoder, real_words, unevenness
 from regard.models.looking import Draw
 from regard.weighing import Weighing, hard

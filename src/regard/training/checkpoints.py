@@ -5,6 +5,7 @@ JSON and safetensors that is replaced as a whole: a run that is killed leaves th
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -196,7 +197,9 @@ def found(
 
 def settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """What must be the same, as JSON gives it back."""
-    return {name: saving.jsonable(value) for name, value in checkpoint.about.items()}
+    about = {name: saving.jsonable(value) for name, value in checkpoint.about.items()}
+    whole: dict[str, Any] = json.loads(json.dumps(about))
+    return whole
 
 
 def check_about(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

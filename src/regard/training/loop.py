@@ -221,9 +221,8 @@ class Run(Generic[Batch]):
         """What is no number would make all weights none, and be written down."""
         if not math.isfinite(value):
             rate = self.optimizer.param_groups[0]["lr"]
-            clip = (
-                "" if self.clip is None else f" clip={self.clip / 10:g},"
-            )  # who does not clip may have no such setting
+            # Who does not clip may have no such setting.
+            clip = "" if self.clip is None else f" clip={self.clip / 10:g},"
             raise FloatingPointError(
                 f"the {what} became {value} in epoch {self.at.epoch}, batch {self.at.batches}: try a smaller learning"
                 f" rate than {rate:g},{clip} or look for NaN and huge numbers in the data"

@@ -75,13 +75,6 @@ class Team:
         for parameter, part in zip(parameters, torch.split(summed, [p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
 
-    def wait(self) -> None:
-        """Go on when all are here."""
-        if self.size > 1:
-            from accelerate import PartialState
-
-            PartialState().wait_for_everyone()
-
 
 def cut(batch: Any, rank: int, size: int) -> Any:
     """Every `size`-th row, from `rank` on, of all tensors in a nest of tuples, lists, dictionaries and dataclasses."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.nn import functional
 
-from regard.layers.checks import positive, share
+from regard.checks import is_number, positive
+from regard.layers.checks import share
 from regard.layers.feed_forward import Activation, gelu_tanh
 
 CONFIG = "config.json"
@@ -56,7 +57,7 @@ class Settings(NamedTuple):
         value = self.get(name, default)
         if value is None:
             raise ValueError(f"{self.path} must say {name}")
-        if isinstance(value, bool) or not isinstance(value, float | int) or not value > 0:
+        if not is_number(value) or not value > 0:
             raise ValueError(f"{self.path}: {name} must be a positive number, got {value!r}")
         return float(value)
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import attend, look
+from regard.checks import positive
 from regard.layers.cache import Kept
-from regard.layers.checks import positive
 from regard.masks import Mask, both, padding
 from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder

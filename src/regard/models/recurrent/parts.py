@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.checks import positive
 from regard.layers import Dropout
 from regard.layers.cache import Kept
-from regard.layers.checks import positive
 from regard.models.recurrent.cells import State
 from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.models.transformer import Embedding
