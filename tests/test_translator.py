@@ -1,6 +1,8 @@
 """A translator on dates: it learns, it shows what it looked at, it is saved, and it says what is wrong."""
 
+import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,12 +12,15 @@ from sklearn.base import clone
 
 import regard
 from regard import Translator
+from regard.cli.runs import bleu_of, epoch_of
 from regard.data.dates import dates, held_out_dates
 from regard.data.vocabularies import vocabularies
 from regard.estimators import translation_learning
+from regard.estimators.learning import restored_history, saved_history
 from regard.estimators.translation_learning import material, most_tokens, tokens_by_epoch
 from regard.estimators.translation_score import translation_score
 from regard.layers import Block, MultiHeadAttention
+from regard.training import History
 
 QUICK = {"tokens": "characters", "smoothing": 0.0, "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False}
 TINY = QUICK | {"size": 8, "hidden": 12, "epochs": 2, "batch_tokens": 256, "blocks": 1, "heads": 2}
@@ -352,3 +357,22 @@ def test_predict_is_translate_and_of_each_token_there_is_at_least_one_to_show(fi
     for top in (0, -1):
         with pytest.raises(ValueError, match=f"top must be a positive whole number, or None for all tokens, got {top}"):
             fitted.evidence(asked[0]).to_frame(top=top)
+
+
+@pytest.mark.parametrize(
+    ("history", "epoch", "bleu"),
+    [
+        (History((), (-10.0, -12.0, -11.0), best_epoch=1, averaged=0, best=-12.0), "2 of 3", "12.0"),
+        (History((), (-10.0, -12.0), best_epoch=1, averaged=2, best=-15.0), "the mean of the last 2 of 2", "15.0"),
+        (History((), (-10.0,), best_epoch=0), "1 of 1", "not known"),
+    ],
+)
+def test_a_model_says_which_state_it_has_and_what_that_was_worth(history, epoch, bleu):
+    kept = json.loads(json.dumps(saved_history(history)))
+    assert restored_history(kept) == history
+    model = SimpleNamespace(history_=restored_history(kept))
+    assert (epoch_of(model), bleu_of(model)) == (epoch, bleu)
+
+
+def test_folders_of_before_the_state_was_kept_are_read():
+    assert restored_history({"history": [-10.0, -12.0, -11.0]}) == History((), (-10.0, -12.0, -11.0), best_epoch=1)

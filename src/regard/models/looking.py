@@ -31,9 +31,8 @@ class Maps(NamedTuple):
 class Draw(NamedTuple):
     """How cells are drawn."""
 
-    shot: (
-        Tensor | None
-    )  # [batch, m]  in [0, 1): where it falls on the cumulated weights is the cell; None: the likeliest
+    # [batch, m]  in [0, 1): where it falls on the cumulated weights is the cell; None: the likeliest
+    shot: Tensor | None
     expected: Tensor  # [batch]  captions that take the mean of all cells instead
 
 
@@ -75,10 +74,10 @@ class Regions:
             scores, value = scores.view(len(self.key), each, -1), self.value
         else:
             value = self.value[self.which]
-        return attend(scores, value, value, score=given, weigh=weigh, engine="dense").flatten(0, 1)
+        return attend(scores, value, value, score=as_given, weigh=weigh, engine="dense").flatten(0, 1)
 
 
-def given(scores: Tensor, key: Tensor) -> Tensor:
+def as_given(scores: Tensor, key: Tensor) -> Tensor:
     """The score that is known already, in the place of a query."""
     return scores
 
