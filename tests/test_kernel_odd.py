@@ -1,6 +1,7 @@
 """Kernel regression on odd tables: bad settings, missing cells, names of any kind, and what is saved."""
 
 import math
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -219,3 +220,24 @@ def test_a_table_of_another_library_is_read_as_pandas_has_it():
     assert list(theirs.feature_names_in_) == ["area", "kind"]
     assert_allclose(theirs.predict(Foreign(frame[:5])), ours.predict(frame[:5]))
     assert_allclose(theirs.evidence(Foreign(frame[:5])).weight, ours.evidence(frame[:5]).weight)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "epanechnikov"])
+@pytest.mark.parametrize("far", [1e160, 1e300, -1e250])
+def test_a_sentinel_beyond_all_bounds_is_no_number_beside_the_targets(kernel, far):
+    x, c = np.array([[0.0, 0.0], [1.0, 0.5], [2.0, 1.0]]), np.array(["a", "b", "b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # where the kernel ends, it says so
+        found = NadarayaWatson(0.5, kernel=kernel).fit(x, [9.0, 10.0, 11.0]).predict([[far, 0.0]])
+        odds = NadarayaWatsonClassifier(0.5, kernel=kernel).fit(x, c).predict_proba([[far, 0.0]])
+        evidence = NadarayaWatson(0.5, kernel=kernel).fit(x, [9.0, 10.0, 11.0]).evidence([[far, 0.0]])
+    assert 9 <= found[0] <= 11
+    assert_allclose(odds.sum(), 1)
+    assert_allclose(evidence.weight.sum() + evidence.rest.sum(), 1)
+
+
+def test_words_are_classes():
+    with pytest.raises(
+        ValueError, match="targets must be numbers, got 'lo': NadarayaWatsonClassifier predicts classes"
+    ):
+        NadarayaWatson().fit([[0.0], [1.0], [2.0]], ["lo", "hi", "lo"])

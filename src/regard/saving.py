@@ -116,8 +116,7 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Arrays to a file that is complete as soon as it has its name; tensors among them keep their type."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        made.touch()
-        allowed = made.stat().st_mode  # safetensors makes files for their owner alone
+        allowed = mode_of_new(made)
         if any(isinstance(array, Tensor) for array in arrays.values()):
             copied = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
             safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copied.items()}, made)
@@ -127,6 +126,14 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
         os.replace(made, path)
     finally:
         made.unlink(missing_ok=True)
+
+
+def mode_of_new(path: Path) -> int:
+    """The mode that a file of that name gets: safetensors makes its own for their owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    path.unlink()
+    return mode
 
 
 def write_text(path: Path, text: str) -> None:

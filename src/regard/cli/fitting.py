@@ -123,9 +123,12 @@ def fit(
     form = FORMS.get(kind, rows if bag is None else bags)
     refuse(ctx, form)
     if table is None and form is not translator:
-        raise ValueError(f"{form.WHAT} to learn from are missing: regard fit FILE --out MODEL")
+        raise ValueError(f"there is no file to learn from ({form.WHAT}): regard fit FILE --out MODEL")
     if target is None and kind not in FORMS:
-        raise ValueError("--target says the column to predict, and is missing")
+        raise ValueError(
+            "--target says the column to predict, and is missing; a text is learned by --kind writer, sentences and"
+            " their translations by --kind translator, captions by --kind captioner"
+        )
     model, more, said = form.learn(table, ctx.params)
     if not leads():
         return

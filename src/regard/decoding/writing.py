@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from regard.checks import positive
+from regard.checks import is_number, positive
 from regard.decoding.filters import largest, nucleus
 from regard.decoding.step import (
     Hypothesis,
@@ -109,12 +109,12 @@ def sample(
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Settings that make no sense are refused before the first step."""
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
+    if not is_number(temperature) or not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be finite and at least 0, got {temperature!r}")
     if top_k is not None:
         positive("top_k", top_k)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
 
 
 @torch.no_grad()

@@ -85,6 +85,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Keep the rows [n, d] and targets [n] or [n, c], and find the bandwidth."""
         name = target_names(y)
+        check_no_words(y)
         X, y = validate_data(  # noqa: N806
             self, self.see(X), y, dtype=np.float64, multi_output=True, y_numeric=True
         )
@@ -193,3 +194,18 @@ def checked_weight(sample_weight: Any, X: Array) -> Array | None:  # noqa: N803
     if sample_weight is None:
         return None
     return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+
+
+def check_no_words(y: Any) -> None:
+    """Targets that are words are classes."""
+    flat = np.asarray(y).ravel()
+    if flat.dtype.kind not in "OUT":
+        return
+    try:
+        flat.astype(float)
+    except (TypeError, ValueError):
+        words = [str(one) for one in flat if isinstance(one, str)]
+        if words:
+            raise ValueError(
+                f"targets must be numbers, got {words[0]!r}: NadarayaWatsonClassifier predicts classes"
+            ) from None

@@ -113,9 +113,12 @@ class Smoother:
         """Points in units of the bandwidth."""
         if self.kernel == "constant":
             return number[:, :0]
-        if self.inverse is not None:
-            return number @ (self.inverse.T / self.shrink)
-        return number / (self.bandwidth * self.shrink)
+        with np.errstate(over="ignore"):
+            if self.inverse is not None:
+                far = number @ (self.inverse.T / self.shrink)
+            else:
+                far = number / (self.bandwidth * self.shrink)
+        return np.clip(far, -FARTHEST, FARTHEST)  # what is asked may lie farther than any row
 
     def points(self, number: Array, code: Array, value: Array, own: Array | None = None) -> Points:
         """What the engines of kernels are given."""

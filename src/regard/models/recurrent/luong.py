@@ -31,7 +31,8 @@ from regard.weighing import softmax
 class Location(nn.Module):
     """Luong's "location" score, W s: of the query alone, one number for each place (section 3.1).
 
-    It is the inner product of the query and a learned vector for the place; what stands there plays no part.
+    It is the inner product of the query and a learned vector for the place; what stands there plays no part. Places
+    count from the first key that it is given: it must be given all of them at once, not blocks as by `stream`.
 
     room   how many places there are vectors for; a longer source is refused
 
@@ -107,7 +108,8 @@ class Local(nn.Module):
         """Which places the steps see."""
         place = torch.arange(memory.shape[1], device=query.device)
         if self.centre is None:
-            step = torch.arange(query.shape[1], device=query.device) + torch.as_tensor(at).reshape(-1, 1)
+            first = torch.as_tensor(at, device=query.device).reshape(-1, 1)
+            step = torch.arange(query.shape[1], device=query.device) + first
             away = place - torch.minimum(step, lengths.unsqueeze(-1) - 1).unsqueeze(-1)
             return Near(both(padding(lengths), away.abs() <= self.radius), None)
         centre = lengths.reshape(-1, 1, 1) * torch.sigmoid(self.centre(query))  # [batch, m, 1]
