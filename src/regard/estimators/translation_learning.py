@@ -1,5 +1,6 @@
 """How a `Translator` learns: what of pairs of sentences can be learned from, and the training on it."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,6 +107,7 @@ def tokens_by_epoch(settings: Any, found: Material, seed: int) -> Callable[[int]
         for tokenizer, lines in zip(found.known, found.used, strict=True)
     ]
 
+    @functools.lru_cache(maxsize=1)  # the first is asked for twice: once for how many batches it makes
     def drawn(epoch: int) -> Coded:
         both = [side.drawn(settings.piece_dropout, f"{seed} {epoch} {number}") for number, side in enumerate(sides)]
         return Coded(
