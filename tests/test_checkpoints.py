@@ -320,3 +320,20 @@ def test_settings_are_the_same_once_json_has_had_them(tmp_path):
     run(Checkpoint(tmp_path / "run", resume=True, about=about))
     with pytest.raises(ValueError, match="sizes"):
         run(Checkpoint(tmp_path / "run", resume=True, about=about | {"sizes": [(1, 2)]}))
+
+
+def test_a_finished_run_may_be_asked_for_more_epochs_and_an_unfinished_one_not(tmp_path):
+    def of(epochs, **more):
+        return Checkpoint(tmp_path / "run", every=2, about={"epochs": epochs, "size": 5}, **more)
+
+    stopped_after(3, of(4))
+    with pytest.raises(ValueError, match="holds a run with epochs=4, now it is 6: go on with the same settings"):
+        run(of(6, resume=True), epochs=6)
+    _, short = run(of(4, resume=True), epochs=4)
+    _, longer = run(of(6, resume=True), epochs=6)
+    assert longer.loss[:4] == short.loss
+    assert len(longer.loss) == 6
+    with pytest.raises(ValueError, match="holds a run with epochs=6, now it is 5"):
+        run(of(5, resume=True), epochs=5)
+    with pytest.raises(ValueError, match="holds a run with size=5, now it is 7"):
+        run(Checkpoint(tmp_path / "run", resume=True, about={"epochs": 8, "size": 7}), epochs=8)

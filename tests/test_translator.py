@@ -376,3 +376,10 @@ def test_a_model_says_which_state_it_has_and_what_that_was_worth(history, epoch,
 
 def test_folders_of_before_the_state_was_kept_are_read():
     assert restored_history({"history": [-10.0, -12.0, -11.0]}) == History((), (-10.0, -12.0, -11.0), best_epoch=1)
+
+
+def test_a_finished_run_learns_on(tmp_path):
+    short = Translator("rnn", **TINY).fit(*dates(60), checkpoint=tmp_path / "run")
+    longer = Translator("rnn", **TINY | {"epochs": 3}).fit(*dates(60), checkpoint=tmp_path / "run", resume=True)
+    assert longer.history_.loss[:2] == short.history_.loss
+    assert len(longer.history_.loss) == 3

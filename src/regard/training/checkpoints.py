@@ -32,7 +32,7 @@ class Checkpoint:
     folder   of this run alone
     every    so many steps; also after each epoch
     resume   go on from what is there, if anything is. Without it, an unfinished run is not overwritten
-    about    settings that must be the same when it goes on
+    about    settings that must be the same when it goes on; a finished run may be asked for more `epochs` or `steps`
 
     >>> Checkpoint("run", every=100, about={"size": 128})
     Checkpoint(folder='run', every=100, resume=False, about={'size': 128})
@@ -96,6 +96,8 @@ def is_at(opened: int, path: Path) -> bool:
         return False
 
 
+MORE = ("epochs", "steps")
+"""Settings that may be larger when a finished run goes on."""
 NUMBERS = ("losses", "epoch_losses", "validations")
 """What a run has come to, step by step and epoch by epoch."""
 STATES = ("best", "recent")
@@ -179,7 +181,7 @@ def found(
                 " on the command line, or remove the folder to begin anew"
             )
         return None
-    check_about(folder, before, settings(checkpoint))
+    check_about(folder, before, settings(checkpoint), MORE if at.finished else ())
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     try:
         model.load_state_dict(under("model.", tensors))
@@ -202,9 +204,11 @@ def settings(checkpoint: Checkpoint) -> dict[str, Any]:
     return whole
 
 
-def check_about(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """A run goes on with the settings it was begun with."""
+def check_about(folder: Path, before: dict[str, Any], now: dict[str, Any], more: tuple[str, ...]) -> None:
+    """A run goes on with the settings it was begun with; of some it may be asked for more."""
     for name in sorted({*before, *now}):
+        if name in more and name in before and now.get(name, 0) > before[name]:
+            continue
         if before.get(name) != now.get(name):
             raise ValueError(
                 f"{folder} holds a run with {name}={before.get(name)!r}, now it is {now.get(name)!r}:"
