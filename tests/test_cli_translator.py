@@ -109,7 +109,7 @@ def test_another_kind_of_model_does_not_translate(model, tmp_path):
     pd.DataFrame({"x": range(9), "y": range(9)}).to_csv("t.csv", index=False)
     run("fit", "t.csv", "--target", "y", "--out", "rows", "--quiet")
     assert "rows holds a NadarayaWatson, and only a Translator translates" in refused("translate", "rows", given="a")
-    assert "to learn from are missing" in refused("fit", "--target", "y", "--out", "rows")
+    assert "there is no file to learn from (rows)" in refused("fit", "--target", "y", "--out", "rows")
     assert run("translate", "model", "--beam", 0, given="a", code=2)
 
 

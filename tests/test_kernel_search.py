@@ -140,7 +140,7 @@ def test_what_was_learned_is_what_is_reported_and_saved(tmp_path):
     left_out = slowly("gaussian", turned, both, turned, 1.0, own=np.arange(len(x)))
     assert model.criterion_ == pytest.approx(np.mean((both - left_out) ** 2), rel=1e-6)
     assert regard.load(model.save(tmp_path / "model")).criterion_ == model.criterion_
-    assert model.set_params(bandwidth=1.0).fit(x, y).criterion_ is None
+    assert model.set_params(bandwidth=1.0, metric="scalar").fit(x, y).criterion_ is None
 
 
 def test_one_number_is_lambda_where_there_are_only_categories():

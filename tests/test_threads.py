@@ -46,6 +46,15 @@ def test_the_first_failure_is_raised_and_the_rest_is_left():
     assert len(done) <= 2
 
 
+@pytest.fixture
+def interruptible():
+    """As at a terminal: who runs tests in the background may have Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_interrupts_it_leaves_no_work_behind_and_torch_as_it_was():
     done = []
 
