@@ -337,3 +337,16 @@ def test_a_finished_run_may_be_asked_for_more_epochs_and_an_unfinished_one_not(t
         run(of(5, resume=True), epochs=5)
     with pytest.raises(ValueError, match="holds a run with size=5, now it is 7"):
         run(Checkpoint(tmp_path / "run", resume=True, about={"epochs": 8, "size": 7}), epochs=8)
+
+
+def test_a_run_that_goes_on_is_no_longer_finished(tmp_path):
+    def of(epochs, **more):
+        return Checkpoint(tmp_path / "run", every=1, about={"epochs": epochs, "steps": None}, **more)
+
+    run(of(4), epochs=4)
+    stopped_after(3, of(5, resume=True), epochs=5)
+    with pytest.raises(FileExistsError, match=r"holds a run that stopped after 2\d steps"):
+        run(of(5), epochs=5)
+    with pytest.raises(ValueError, match="holds a run with epochs=5, now it is 6"):
+        run(of(6, resume=True), epochs=6)
+    assert len(run(of(5, resume=True), epochs=5)[1].loss) == 5

@@ -375,7 +375,9 @@ def test_a_model_says_which_state_it_has_and_what_that_was_worth(history, epoch,
 
 
 def test_folders_of_before_the_state_was_kept_are_read():
-    assert restored_history({"history": [-10.0, -12.0, -11.0]}) == History((), (-10.0, -12.0, -11.0), best_epoch=1)
+    told = restored_history({"history": [-10.0, -12.0, -11.0]})
+    assert told == History((), (-10.0, -12.0, -11.0), best_epoch=1, best=-12.0)
+    assert restored_history({"history": []}) == History((), (), best_epoch=0)
 
 
 def test_a_finished_run_learns_on(tmp_path):

@@ -130,6 +130,7 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 def mode_of_new(path: Path) -> int:
     """The mode that a file of that name gets: safetensors makes its own for their owner alone."""
+    path.unlink(missing_ok=True)  # what a killed process of the same number has left
     path.touch()
     mode = path.stat().st_mode
     path.unlink()

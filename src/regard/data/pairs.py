@@ -8,16 +8,13 @@ A batch has so many tokens, not so many rows, and sentences of about one length:
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.data.text import read_text
-
-if TYPE_CHECKING:
-    pass
 
 PADDING, START, END = 0, 1, 2
 SPECIAL = ("<padding>", "<start>", "<end>")

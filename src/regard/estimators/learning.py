@@ -54,8 +54,10 @@ def saved_history(history: History) -> dict[str, Any]:
 def restored_history(config: dict[str, Any]) -> History:
     """What `saved_history` was given, without the losses."""
     history = config["history"]
-    best_epoch = config.get("best_epoch", history.index(min(history)))  # folders of before it was kept
-    return History((), tuple(history), best_epoch, config.get("averaged", 0), config.get("best"))
+    best = min(history, default=None)  # in folders of before it was kept
+    best_epoch = history.index(best) if history else 0
+    kept: dict[str, Any] = {"best_epoch": best_epoch, "averaged": 0, "best": best} | config
+    return History((), tuple(history), kept["best_epoch"], kept["averaged"], kept["best"])
 
 
 def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> torch.optim.AdamW:

@@ -177,6 +177,8 @@ class Cache:
 
     def select(self, rows: Tensor) -> None:
         """Keep the sequences of these numbers, `[sequences]`, in this order; one may be taken several times."""
+        if not self.length:
+            return  # there is nothing yet
         self.source, new = moved(self.source, rows)
         for own, memory in self.blocks:
             own.select(rows)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from regard import saving
+from regard.checks import is_number
 
 try:
     import fcntl
@@ -32,7 +33,7 @@ class Checkpoint:
     folder   of this run alone
     every    so many steps; also after each epoch
     resume   go on from what is there, if anything is. Without it, an unfinished run is not overwritten
-    about    settings that must be the same when it goes on; a finished run may be asked for more `epochs` or `steps`
+    about    settings that must be the same when it goes on; a finished run may be asked for more `epochs`
 
     >>> Checkpoint("run", every=100, about={"size": 128})
     Checkpoint(folder='run', every=100, resume=False, about={'size': 128})
@@ -96,7 +97,7 @@ def is_at(opened: int, path: Path) -> bool:
         return False
 
 
-MORE = ("epochs", "steps")
+MORE = ("epochs",)
 """Settings that may be larger when a finished run goes on."""
 NUMBERS = ("losses", "epoch_losses", "validations")
 """What a run has come to, step by step and epoch by epoch."""
@@ -207,13 +208,14 @@ def settings(checkpoint: Checkpoint) -> dict[str, Any]:
 def check_about(folder: Path, before: dict[str, Any], now: dict[str, Any], more: tuple[str, ...]) -> None:
     """A run goes on with the settings it was begun with; of some it may be asked for more."""
     for name in sorted({*before, *now}):
-        if name in more and name in before and now.get(name, 0) > before[name]:
+        old: Any = before.get(name)
+        new: Any = now.get(name)
+        if old == new or (name in more and is_number(old) and is_number(new) and new > old):
             continue
-        if before.get(name) != now.get(name):
-            raise ValueError(
-                f"{folder} holds a run with {name}={before.get(name)!r}, now it is {now.get(name)!r}:"
-                " go on with the same settings, or choose another folder"
-            )
+        raise ValueError(
+            f"{folder} holds a run with {name}={old!r}, now it is {new!r}:"
+            " go on with the same settings, or choose another folder"
+        )
 
 
 def optimizer_state(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:

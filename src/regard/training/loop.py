@@ -82,7 +82,8 @@ def train(
     accumulate  batches to a step of the optimizer, for batches that do not fit into memory at once
     count       how much a batch is worth beside others in a step: its rows, or its tokens
     unit        what is counted, to show how many of them are seen in a second
-    checkpoint  where the run is kept, and whether it goes on; one that is finished goes on if more epochs are asked for
+    checkpoint  where the run is kept, and whether it goes on; one that is finished, and not by `patience`, goes on if
+                more epochs are asked for
     board       a folder for TensorBoard
     team        the processes that train together; `Team.found()` are those that `torchrun` started
     progress    a bar on stderr, where that is a terminal and it takes longer than a second
@@ -102,6 +103,7 @@ def train(
     note_down = scalars(board if team.leads else None)
     with alone(checkpoint if team.leads else None), mode_kept(model), shown as bar, note_down as note:
         at = (found(checkpoint, model, optimizer, schedule) if checkpoint else None) or Progressed()
+        at.finished = is_over(at, epochs, patience)
         team.same(model)
         run = Run(model, loss, optimizer, schedule, clip, accumulate, count, unit, checkpoint, team, bar, note, at)
         while not is_over(at, epochs, patience):
