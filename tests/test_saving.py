@@ -152,3 +152,17 @@ def test_texts_that_are_no_names_are_refused(tmp_path, texts):
     path.write_text(path.read_text().replace('{\n    "tokenizer": "tokenizer.json"\n  }', texts))
     with pytest.raises(ValueError, match=r"for its (texts|tokenizer)"):
         saving.read(tmp_path / "model")
+
+
+def test_what_a_killed_process_of_the_same_number_left_does_not_matter(tmp_path):
+    saving.write(tmp_path / "model", {}, {"a": np.arange(3)})
+    left = tmp_path / "model" / f".model-2.safetensors.{os.getpid()}"
+    left.touch(mode=0o600)
+    left.chmod(0o600)
+    before = os.umask(0o022)
+    try:
+        saving.write(tmp_path / "model", {}, {"a": np.arange(4)})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model" / "model-2.safetensors").stat().st_mode & 0o777 == 0o644
+    assert not left.exists()

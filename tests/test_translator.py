@@ -1,8 +1,6 @@
 """A translator on dates: it learns, it shows what it looked at, it is saved, and it says what is wrong."""
 
-import json
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,15 +10,12 @@ from sklearn.base import clone
 
 import regard
 from regard import Translator
-from regard.cli.runs import bleu_of, epoch_of
 from regard.data.dates import dates, held_out_dates
 from regard.data.vocabularies import vocabularies
 from regard.estimators import translation_learning
-from regard.estimators.learning import restored_history, saved_history
-from regard.estimators.translation_learning import material, most_tokens, tokens_by_epoch
+from regard.estimators.translation_learning import most_tokens
 from regard.estimators.translation_score import translation_score
 from regard.layers import Block, MultiHeadAttention
-from regard.training import History
 
 QUICK = {"tokens": "characters", "smoothing": 0.0, "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False}
 TINY = QUICK | {"size": 8, "hidden": 12, "epochs": 2, "batch_tokens": 256, "blocks": 1, "heads": 2}
@@ -319,28 +314,6 @@ def test_a_way_to_tell_words_apart_that_is_unknown_is_refused_before_the_work(fi
         fitted.score(["a"], ["b"], tokenize="nope")
 
 
-def test_smoothing_reaches_the_loss():
-    plain, smooth = (Translator("rnn", **TINY | {"smoothing": share}).fit(*dates(60)) for share in (0.0, 0.3))
-    assert plain.history_.loss[0] != smooth.history_.loss[0]
-
-
-def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():
-    asked, right = dates(60, seed=5)
-    translator = Translator("rnn", vocabulary=300, piece_dropout=0.5, longest=17, validation_fraction=0.2)
-    with pytest.warns(UserWarning, match="pairs are left out"):
-        found = material(translator, asked, right, None, 0)
-    tokens = tokens_by_epoch(translator, found, 0)
-    first, second = tokens(0), tokens(1)
-    assert first == tokens(0) != second
-    assert first.sources != found.coded.sources
-    assert first.targets != found.coded.targets
-    assert found.known.written(first.targets) == found.known.written(found.coded.targets)
-    assert max(map(len, first.sources)) <= 17
-    assert tokens_by_epoch(translator.set_params(piece_dropout=0.0), found, 0)(1) is found.coded
-    with pytest.raises(ValueError, match=r"needs tokens='pieces', got piece_dropout=0\.1 and characters"):
-        Translator(tokens="characters", piece_dropout=0.1).fit(asked, right)
-
-
 def test_both_dropouts_reach_the_transformer():
     known = vocabularies(["ab"], ["ba"], tokens="characters", count=0, joint=True, lower=False)
     translator = Translator(
@@ -357,31 +330,3 @@ def test_predict_is_translate_and_of_each_token_there_is_at_least_one_to_show(fi
     for top in (0, -1):
         with pytest.raises(ValueError, match=f"top must be a positive whole number, or None for all tokens, got {top}"):
             fitted.evidence(asked[0]).to_frame(top=top)
-
-
-@pytest.mark.parametrize(
-    ("history", "epoch", "bleu"),
-    [
-        (History((), (-10.0, -12.0, -11.0), best_epoch=1, averaged=0, best=-12.0), "2 of 3", "12.0"),
-        (History((), (-10.0, -12.0), best_epoch=1, averaged=2, best=-15.0), "the mean of the last 2 of 2", "15.0"),
-        (History((), (-10.0,), best_epoch=0), "1 of 1", "not known"),
-    ],
-)
-def test_a_model_says_which_state_it_has_and_what_that_was_worth(history, epoch, bleu):
-    kept = json.loads(json.dumps(saved_history(history)))
-    assert restored_history(kept) == history
-    model = SimpleNamespace(history_=restored_history(kept))
-    assert (epoch_of(model), bleu_of(model)) == (epoch, bleu)
-
-
-def test_folders_of_before_the_state_was_kept_are_read():
-    told = restored_history({"history": [-10.0, -12.0, -11.0]})
-    assert told == History((), (-10.0, -12.0, -11.0), best_epoch=1, best=-12.0)
-    assert restored_history({"history": []}) == History((), (), best_epoch=0)
-
-
-def test_a_finished_run_learns_on(tmp_path):
-    short = Translator("rnn", **TINY).fit(*dates(60), checkpoint=tmp_path / "run")
-    longer = Translator("rnn", **TINY | {"epochs": 3}).fit(*dates(60), checkpoint=tmp_path / "run", resume=True)
-    assert longer.history_.loss[:2] == short.history_.loss
-    assert len(longer.history_.loss) == 3

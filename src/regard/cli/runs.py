@@ -1,4 +1,6 @@
-"""A long training from the command line: its run is kept beside the model folder, in NAME.run, until it is over."""
+"""A long training from the command line: its run, kept beside the model folder in NAME.run until it is over, and what
+there is to say of it then.
+"""
 
 import shutil
 from collections.abc import Iterator

@@ -26,9 +26,8 @@ from regard.estimators.caption_scores import caption_scores, has_words
 from regard.estimators.caption_settings import check_settings, check_sight, make_decoder
 from regard.estimators.learning import kept_run, restored_history, saved_history
 from regard.estimators.seeing import Sight, sight
-from regard.estimators.settings import saved_settings, seed_of
+from regard.estimators.settings import check_search, saved_settings, seed_of
 from regard.estimators.telling import grids_of, text_of, tokens_told, told
-from regard.estimators.translating import check_search
 from regard.models.captioner import CaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write

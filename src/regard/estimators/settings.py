@@ -1,6 +1,7 @@
 """What all estimators do alike with their settings and their targets: a seed, and how a file keeps them."""
 
 import functools
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from sklearn.utils import check_random_state
 
+from regard.checks import is_number, positive
 from regard.saving import jsonable
 
 Array = Any
@@ -44,6 +46,13 @@ def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[
             raise
 
     return fitted
+
+
+def check_search(beam: int, penalty: float) -> None:
+    """What a translation or a caption is searched with."""
+    positive("beam", beam)
+    if not is_number(penalty) or not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")
 
 
 def saved_settings(model: Any) -> dict[str, Any]:

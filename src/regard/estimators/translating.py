@@ -1,13 +1,11 @@
 """Translating many sentences at once: sorted by length, searched in batches, given back in their order."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from regard.checks import is_number, positive
 from regard.data.pairs import END, PADDING, START, grouped, padded
 from regard.decoding import beam, forbid, greedy
 
@@ -52,10 +50,3 @@ def searched(
         finished += len(places)
         done(finished)
     return found
-
-
-def check_search(beam: int, penalty: float) -> None:
-    """What a search is asked with."""
-    positive("beam", beam)
-    if not is_number(penalty) or not 0 <= penalty < math.inf:
-        raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")

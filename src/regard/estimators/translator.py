@@ -26,8 +26,8 @@ from regard.estimators.learning import (
     saved_history,
 )
 from regard.estimators.seq2seq import CHOICES, Seq2Seq, seq2seq
-from regard.estimators.settings import saved_settings, seed_of
-from regard.estimators.translating import check_search, searched
+from regard.estimators.settings import check_search, saved_settings, seed_of
+from regard.estimators.translating import searched
 from regard.estimators.translation_learning import learn, material, most_tokens
 from regard.estimators.translation_score import TranslationScore, translation_score
 from regard.progress import ProgressBar

@@ -1,0 +1,41 @@
+"""How a translator learns: its settings reach the training, its splits are drawn, its run goes on."""
+
+import pytest
+
+from regard import Translator
+from regard.data.dates import dates
+from regard.estimators.translation_learning import material, tokens_by_epoch
+
+TINY = {
+    "tokens": "characters", "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False, "size": 8, "hidden": 12,
+    "epochs": 2, "batch_tokens": 256,
+}  # fmt: skip
+
+
+def test_smoothing_reaches_the_loss():
+    plain, smooth = (Translator("rnn", **TINY | {"smoothing": share}).fit(*dates(60)) for share in (0.0, 0.3))
+    assert plain.history_.loss[0] != smooth.history_.loss[0]
+
+
+def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():
+    asked, right = dates(60, seed=5)
+    translator = Translator("rnn", vocabulary=300, piece_dropout=0.5, longest=17, validation_fraction=0.2)
+    with pytest.warns(UserWarning, match="pairs are left out"):
+        found = material(translator, asked, right, None, 0)
+    tokens = tokens_by_epoch(translator, found, 0)
+    first, second = tokens(0), tokens(1)
+    assert first == tokens(0) != second
+    assert first.sources != found.coded.sources
+    assert first.targets != found.coded.targets
+    assert found.known.written(first.targets) == found.known.written(found.coded.targets)
+    assert max(map(len, first.sources)) <= 17
+    assert tokens_by_epoch(translator.set_params(piece_dropout=0.0), found, 0)(1) is found.coded
+    with pytest.raises(ValueError, match=r"needs tokens='pieces', got piece_dropout=0\.1 and characters"):
+        Translator(tokens="characters", piece_dropout=0.1).fit(asked, right)
+
+
+def test_a_finished_run_learns_on(tmp_path):
+    short = Translator("rnn", **TINY).fit(*dates(60), checkpoint=tmp_path / "run")
+    longer = Translator("rnn", **TINY | {"epochs": 3}).fit(*dates(60), checkpoint=tmp_path / "run", resume=True)
+    assert longer.history_.loss[:2] == short.history_.loss
+    assert len(longer.history_.loss) == 3
