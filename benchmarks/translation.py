@@ -278,6 +278,7 @@ def kept_runs() -> list[Finding]:
         run = json.loads(file.read_text())
         bound = BOUNDS.get(file.stem)
         measured = f"BLEU {run['bleu']:.2f} ({run['signature']}), chrF {run['chrf']:.2f}, {run['minutes']:.0f} minutes"
+        measured += f" ({run['note']})" if "note" in run else ""
         reached = "" if bound is None else said(run["bleu"] >= bound and run["minutes"] <= 90)
         found.append(Finding(f"run {file.stem}", "" if bound is None else f"≥ {bound:g} in 90 min", measured, reached))
     return found
