@@ -1,6 +1,7 @@
 """Translators learned from Multi30k, and what they score: the settings of each run, and the run.
 
     python -m benchmarks.translation_quality --data FOLDER --run transformer --out FOLDER     one run
+    torchrun --nproc-per-node 2 -m -- benchmarks.translation_quality …                        the same by two processes
 
 Sentences are lower-cased, their punctuation normalised, and tokenised by Moses's rules (`sacremoses`), as in the rows
 that are published; BLEU is sacreBLEU's of those tokens, on test_2016_flickr. The epoch is chosen by the validation
@@ -21,6 +22,7 @@ from benchmarks.harness import THREADS, machine
 from regard import Translator
 from regard.data.pairs import read_lines
 from regard.estimators.translation_score import translation_score
+from regard.training import Team
 
 PARTS = ("train", "val", "test_2016_flickr")
 COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0}
@@ -72,8 +74,8 @@ def tokenised(data: Path, part: str, language: str) -> list[str]:
     return [words.tokenize(normal.normalize(line.lower()), return_str=True, escape=False) for line in lines]
 
 
-def run(data: Path, name: str, direction: str, out: Path) -> dict[str, Any]:
-    """Learn, choose, translate and write down."""
+def run(data: Path, name: str, direction: str, out: Path, team: Team) -> dict[str, Any]:
+    """Learn, choose, translate and write down; of several processes, the leader writes."""
     source, target = direction.split("-")
     parts = corpora(data, source, target)
     translator = Translator(**RUNS[name])
@@ -83,12 +85,16 @@ def run(data: Path, name: str, direction: str, out: Path) -> dict[str, Any]:
         *parts["train"], validation=parts["val"], checkpoint=folder.with_suffix(".run"), resume=True, board=None
     )
     seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    cpu = float(team.add(torch.tensor(cpu)))
+    if not team.leads:
+        return {}
     translator.save(folder)
     told = {
         "run": name,
         "direction": direction,
         "settings": RUNS[name],
         "machine": machine(),
+        "processes": team.size,
         "minutes": round(seconds / 60, 1),
         "processor_minutes": round(cpu / 60, 1),
         "validation_bleu": [round(-value, 2) for value in translator.history_.validation],
@@ -133,10 +139,12 @@ def main() -> None:
     parser.add_argument("--direction", default="en-de", help="source-target, such as en-de or de-en")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the model and what is found")
     given = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    team = Team.found()
+    torch.set_num_threads(max(1, THREADS // team.size))
     given.out.mkdir(parents=True, exist_ok=True)
-    found = run(given.data, given.run, given.direction, given.out)
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    found = run(given.data, given.run, given.direction, given.out, team)
+    if team.leads:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

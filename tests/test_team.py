@@ -93,6 +93,64 @@ def test_a_running_mean_is_the_same_in_every_process(tmp_path):
         assert torch.equal(tensor, second[name]), name
 
 
+def test_every_process_draws_random_numbers_of_its_own(tmp_path):
+    """Or dropout would hide the same places of the rows of all, which is as if there were fewer rows."""
+    path = script(
+        tmp_path,
+        f"""
+        from safetensors.torch import save_file
+        team, model, hidden = Team.found(), nn.Linear(64, 1), []
+
+        def loss(batch):
+            hidden.append(nn.functional.dropout(torch.ones(64)))
+            return model(batch[:, :1] * hidden[-1]).square().mean()
+
+        torch.manual_seed(3)
+        train(model, batches, loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), epochs=1, team=team)
+        save_file({{"hidden": torch.stack(hidden)}}, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        """,
+    )
+    in_two_processes(path)
+    first, second = (load_file(tmp_path / f"{rank}.safetensors")["hidden"] for rank in (0, 1))
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.stack([nn.functional.dropout(torch.ones(64)) for _ in range(6)]))
+    masks = torch.cat([first, second])
+    assert len(torch.unique(masks, dim=0)) == 12  # nor does the second draw the same in each step
+
+
+def test_two_processes_go_on_as_if_they_had_not_stopped(tmp_path):
+    """What was kept are the leader's random numbers; the other's follow from them."""
+    path = script(
+        tmp_path,
+        f"""
+        from safetensors.torch import save_model
+        team, forward, calls = Team.found(), nn.Sequential.forward, []
+
+        def broken(*arguments):
+            calls.append(arguments)
+            if len(calls) == 10:
+                raise InterruptedError
+            return forward(*arguments)
+
+        whole, _ = run(team=team, validate=False)
+        nn.Sequential.forward = broken
+        try:
+            run(Checkpoint({str(tmp_path / "run")!r}, every=4), team=team, validate=False)
+        except InterruptedError:
+            pass
+        nn.Sequential.forward = forward
+        again, _ = run(Checkpoint({str(tmp_path / "run")!r}, resume=True), team=team, validate=False)
+        assert len(calls) == 10
+        save_model(nn.ModuleList([whole, again]), {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        """,
+    )
+    in_two_processes(path)
+    for rank in (0, 1):
+        state = load_file(tmp_path / f"{rank}.safetensors")
+        for name in (name for name in state if name.startswith("0.")):
+            assert torch.equal(state[name], state[name.replace("0.", "1.", 1)]), name
+
+
 def test_a_team_shares_every_row_once():
     batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
     shares = [cut(batch, rank, 3) for rank in range(3)]

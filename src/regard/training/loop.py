@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -153,6 +153,7 @@ class Run(Generic[Batch]):
     bar: ProgressBar
     note: Callable[[str, float, int], None]
     at: Progressed
+    seed: int = field(default_factory=torch.initial_seed)  # a run that goes on has that of before
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -187,6 +188,7 @@ class Run(Generic[Batch]):
     def step(self, group: list[Batch]) -> tuple[float, int]:
         """One step down the gradient of some batches; the loss it started from, and how much was counted."""
         self.optimizer.zero_grad()
+        self.team.draw_apart((self.seed, self.at.steps))
         if len(group) == self.team.size == 1:
             value, counted = self.backward(self.loss(group[0])), self.count(group[0])
         else:

@@ -5,9 +5,11 @@ processes train the same model as one. The processes find each other by `acceler
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +67,15 @@ class Team:
 
             for tensor in model.state_dict().values():
                 tensor.copy_(broadcast(tensor.contiguous()))
+
+    def draw_apart(self, entropy: Sequence[int]) -> None:
+        """Give every process but the leader random numbers of its own, or dropout would hide the same in all shares.
+
+        They follow from `entropy` alone: who begins anew from there draws the same.
+        """
+        if not self.leads:
+            seed = np.random.SeedSequence([self.rank, *entropy]).generate_state(1, np.uint64)[0]
+            torch.manual_seed(int(seed >> 1))  # torch takes 63 bits
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Add up what every process found, in one message. Who found nothing for a parameter counts as zero."""
