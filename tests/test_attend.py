@@ -283,3 +283,11 @@ def test_numbers_of_numpy_are_numbers():
     wide = regard.attend(query, key, value, score=scores.Gaussian(np.float32(2)))
     assert_close(wide, regard.attend(query, key, value, score=scores.Gaussian(2.0)))
     assert regard.attend(query, key, value, dropout=np.float32(0.5)).shape == wide.shape
+
+
+def test_products_beyond_the_range_of_numbers_are_no_reason_for_nan():
+    query, key, value = (1e19 * rand(2, 2, 6, 8, seed=s, dtype=torch.float32) for s in (1, 2, 3))
+    value = value / 1e19
+    found = regard.attend(query, key, value)
+    assert found.isfinite().all()
+    assert_close(found, regard.attend(query, key, value, engine="dense"))

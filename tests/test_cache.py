@@ -193,3 +193,23 @@ def test_key_values_alone():
     assert_close(kept.all(), (key, value), rtol=0, atol=0)
     with pytest.raises(ValueError, match="room for 4 positions, got a sequence of 5"):
         kept.append(key[:, :, :1], value[:, :, :1])
+
+
+def test_a_cache_that_is_begun_anew_has_the_weights_of_now():
+    """From four rows on weights are laid out anew, for one run."""
+    model = Decoder(2, lambda: Block(MultiHeadAttention(8, heads=2), FeedForward(8))).eval()
+    x = torch.randn(5, 3, 8)
+    cache = model.cache(room=3)
+    with torch.no_grad():
+        for _ in range(2):
+            steps = [model(x[:, t : t + 1], cache=cache) for t in range(3)]
+            assert_close(torch.cat(steps, dim=1), model(x), rtol=1e-4, atol=1e-5)
+            cache.back(0)
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+
+
+def test_no_sequence_at_all_goes_through_a_cache():
+    model = Decoder(2, lambda: Block(MultiHeadAttention(8, heads=2), FeedForward(8))).eval()
+    with torch.no_grad():
+        assert model(torch.zeros(0, 1, 8), cache=model.cache(room=3)).shape == (0, 1, 8)

@@ -127,3 +127,20 @@ def test_dropout_stores_no_mask():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         Dropout(0.5).add(rand(3, 4).requires_grad_(), rand(3, 4).requires_grad_())
     assert kept == []
+
+
+def test_a_forward_of_its_own_and_backward_hooks_are_heard():
+    layer, x = FeedForward(SIZE, HIDDEN), torch.randn(BATCH, LENGTH, SIZE)
+    expected, heard = layer(x), []
+    forward = layer.output.forward
+    layer.output.forward = lambda x: 3 * forward(x)  # as accelerate's hooks have it
+    assert_close(layer(x), 3 * expected)
+    del layer.output.forward
+    handle = layer.output.register_full_backward_hook(lambda *given: heard.append("backward"))
+    layer(x).sum().backward()
+    handle.remove()
+    everywhere = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(module))
+    layer(x)
+    everywhere.remove()
+    assert heard[0] == "backward"
+    assert layer.output in heard

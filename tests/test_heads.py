@@ -1,6 +1,7 @@
 """Several heads beside the formula, torch's own layer, and what they promise."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -250,3 +251,69 @@ x3 = rand(2, 5, 12)
 def test_what_does_not_fit_is_said(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+class Adapted(nn.Module):
+    """A linear map with something beside it, as LoRA has it: it also has the weight of the one within."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.more = base, nn.Linear(base.in_features, base.out_features, dtype=torch.float64)
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    @property
+    def bias(self):
+        return self.base.bias
+
+    def forward(self, x):
+        return self.base(x) + self.more(x)
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_what_is_put_in_the_place_of_the_projections_is_called(values):
+    layer = MultiHeadAttention(SIZE, HEADS).double()
+    x, source, others = rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, SIZE, seed=1), rand(BATCH, KEYS, SIZE, seed=2)
+    given = (source, others) if values else (source,)
+    adapted, merged = copy.deepcopy(layer), copy.deepcopy(layer)
+    adapted.input = Adapted(adapted.input)
+    with torch.no_grad():
+        merged.input.weight += adapted.input.more.weight
+        merged.input.bias += adapted.input.more.bias
+    for asked in ((), given):
+        assert_close(adapted(x, *asked), merged(x, *asked))
+    adapted(x, *given).square().sum().backward()
+    assert (adapted.input.more.weight.grad != 0).any(dim=1).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+def test_norms_of_weights_learn_in_cross_attention():
+    layer, x, source = MultiHeadAttention(SIZE, HEADS), torch.randn(2, 3, SIZE), torch.randn(2, 5, SIZE)
+    nn.utils.weight_norm(layer.input)
+    for _ in range(2):  # the second would go through the graph of the first
+        layer(x, source).square().sum().backward()
+    assert layer.input.weight_g.grad.abs().sum() > 0
+
+
+def test_hooks_hear_of_cross_attention():
+    layer, heard = MultiHeadAttention(SIZE, HEADS), []
+    layer.input.register_forward_hook(lambda module, inputs, out: heard.append(out.shape[1]))
+    layer(torch.randn(2, QUERIES, SIZE), torch.randn(2, KEYS, SIZE))
+    assert heard == [QUERIES, KEYS]
+
+
+def test_a_copy_has_the_very_score():
+    layer = MultiHeadAttention(SIZE, HEADS)
+    again = copy.deepcopy(layer)
+    assert again.attend.score is scores.scaled_dot
+    assert again.to_torch().embed_dim == SIZE
+    assert pickle.loads(pickle.dumps(scores.dot)) is scores.dot
+    assert copy.copy(scores.constant) is scores.constant
+
+
+def test_one_query_of_a_group_meets_a_source_that_is_shared():
+    layer = MultiHeadAttention(SIZE, 6, kv_heads=2, head_size=4).double()
+    x, source = rand(5, 1, SIZE), rand(1, KEYS, SIZE, seed=1)
+    assert_close(layer(x, source), layer(x, source.expand(5, KEYS, SIZE)))

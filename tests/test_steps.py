@@ -150,3 +150,19 @@ def test_with_much_to_read_the_loop_gives_the_same(monkeypatch, attention):
     found, _ = stepped(model, x)
     monkeypatch.undo()
     assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_forward_that_was_replaced_is_called_in_single_rows_too():
+    model, x = decoder(), rand(2, LENGTH, SIZE)
+    cache = model.cache(LENGTH)
+    linear = model.blocks[0].attention.input
+    forward = linear.forward
+    with torch.no_grad():
+        first, _ = stepped(model, x)
+        assert_close(first, model(x))
+        model(x[:, :1], cache=cache)  # the blocks are taken apart before
+        cache.blocks[0].own.back(0), cache.blocks[1].own.back(0)
+        linear.forward = lambda x: 2 * forward(x)
+        steps = [model(x[:, t : t + 1], cache=cache) for t in range(LENGTH)]
+        assert_close(torch.cat(steps, dim=1), model(x))
+        assert not torch.allclose(model(x), first)

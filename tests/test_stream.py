@@ -172,3 +172,80 @@ def test_the_future_is_left_out_over_many_blocks(queries, keys, mask):
     top = regard.look(query, key, mask=mask, top=5)
     assert_close(top.weight, weight.topk(5).values)
     assert bool((top.index <= torch.arange(queries).unsqueeze(-1)).all())
+
+
+def test_a_score_lent_other_parameters_has_them_in_backward_too():
+    score = scores.Additive(5, 5, 3).double()
+    lent = {name: (1.5 * parameter.detach()).requires_grad_() for name, parameter in score.named_parameters()}
+    query, key, value = (rand(2, 7, 5, seed=s).requires_grad_() for s in (1, 2, 3))
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score = score
+
+        def forward(self, engine):
+            return regard.attend(query, key, value, score=self.score, engine=engine)
+
+    found = []
+    for engine in ("dense", Stream(3)):
+        mean = torch.func.functional_call(Holder(), {f"score.{name}": x for name, x in lent.items()}, (engine,))
+        found.append(torch.autograd.grad(mean.square().sum(), [query, key, value, *lent.values()]))
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("held", ["table", "lengths", "shifted"])
+@pytest.mark.parametrize("engine", ["stream", Stream(4)])
+@pytest.mark.parametrize("score", [scores.scaled_dot, lambda query, key: query @ key.mT])
+def test_a_mask_that_is_changed_before_backward_is_refused(held, engine, score):
+    x = rand(2, 3, 9, 4).requires_grad_()
+    inside = torch.tensor([3, 5]) if held != "table" else torch.ones(9, 9).tril().bool()
+    mask = inside if held == "table" else masks.padding(inside)
+    mask = masks.shifted(masks.both(mask, masks.causal), 2) if held == "shifted" else mask
+    mean = regard.attend(x, x, x, score=score, mask=mask, engine=engine)
+    inside.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        mean.sum().backward()
+
+
+def test_a_mask_made_in_inference_mode_serves_in_training():
+    x = rand(2, 9, 4).requires_grad_()
+    with torch.inference_mode():
+        mask = torch.ones(9, 9).tril().bool()
+    regard.attend(x, x, x, mask=mask, engine="stream").sum().backward()
+    assert x.grad is not None
+
+
+def test_a_score_that_is_another_in_backward_is_noticed():
+    x = rand(2, 11, 4).requires_grad_()
+    scale = [1.0]
+    mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
+    scale[0] = 3.0  # as what a loop goes over is, at its end
+    with pytest.raises(RuntimeError, match=r"got other scores than forward did.* bind what is looped over"):
+        mean.sum().backward()
+    scale[0] = 1.0
+    mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
+    mean.sum().backward()
+
+
+def test_rows_that_see_nothing_or_nan_are_no_other_scores():
+    query, key, value = (rand(2, 7, 5, seed=s) for s in (1, 2, 3))
+    query[0, 0] = torch.nan
+    query, mask = query.requires_grad_(), torch.ones(7, 7).bool()
+    mask[3] = False
+    mean = regard.attend(query, key, value, score=lambda q, k: -torch.cdist(q, k), mask=mask, engine=Stream(3))
+    mean.sum().backward()
+    assert query.grad[0, 0].isnan().all()
+    assert (query.grad[1, 3] == 0).all()
+
+
+def test_scores_are_computed_again_in_the_precision_they_had():
+    found = []
+    for engine in ("dense", "stream"):
+        tensors = [rand(2, 3, 70, 8, seed=s, dtype=torch.float32).requires_grad_() for s in (1, 2, 3)]
+        with torch.autocast("cpu", dtype=torch.float16):
+            mean = regard.attend(*tensors, score=lambda query, key: 5 * query @ key.mT, engine=engine)
+        mean.square().sum().backward()
+        found.append([x.grad for x in tensors])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() < 0.005 * one.abs().max()  # it was twice that in the precision of the tensors

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections import UserDict
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -160,3 +162,9 @@ def test_a_team_shares_every_row_once():
     with pytest.raises(TypeError, match="batches made of tensors, got str"):
         cut(("a",), 0, 2)
     assert Team().share("anything") == "anything"
+
+
+def test_rows_are_those_of_the_first_tensor_wherever_it_is():
+    assert rows(UserDict(names=["a"], x=torch.ones(5, 2))) == 5
+    assert rows(([1, 2], {"x": np.ones((3, 2))})) == 3
+    assert rows({"text": "abc"}) == rows(torch.tensor(1.0)) == 1

@@ -1,5 +1,6 @@
 """What layers look at while a model runs, and that watching changes nothing."""
 
+import copy
 import subprocess
 import sys
 
@@ -22,6 +23,7 @@ from regard.layers import (
     Rotary,
     SelfAttention,
 )
+from regard.layers.attending import Attend
 
 BATCH, LENGTH, MEMORY, SIZE, HEADS = 2, 5, 7, 12, 3
 
@@ -320,3 +322,47 @@ def test_one_name_is_no_list_of_layers():
         regard.watch(nn.TransformerEncoderLayer(8, 2), layers="self_attn"),
     ):
         pass
+
+
+def test_a_mask_of_another_dtype_an_empty_batch_and_keywords_are_no_reason_to_stop():
+    heads = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64).eval()
+    x, mask = torch.randn(3, 5, 8, dtype=torch.float64), nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad(), regard.watch(heads) as seen:
+        heads(x, x, x, attn_mask=mask, need_weights=False)
+        heads(x[:0], x[:0], x[:0])
+        heads(x[:0], x[:0], x[:0], attn_mask=mask.expand(0, 5, 5))
+    assert (seen[""][0].triu(1) == 0).all()
+    assert seen[""][1].shape == seen[""][2].shape == (0, 2, 5, 5)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = Attend()
+
+        def forward(self, x):
+            return self.attend(query=x, key=x, value=x, mask=regard.masks.causal)
+
+    model = Named()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 5, 8))
+    assert (seen[""][0].triu(1) == 0).all()
+
+
+def test_a_copy_made_while_watching_is_not_watched():
+    layer, x = SelfAttention(8), torch.randn(2, 5, 8)
+    with regard.watch(layer) as seen:
+        layer(x)
+        other = copy.deepcopy(layer)
+    other(x)
+    assert len(seen[""]) == 1
+
+
+def test_a_block_that_stands_in_several_places_is_looked_at_in_each():
+    one = Block(MultiHeadAttention(8, heads=2), FeedForward(8)).eval()
+    encoder, x = Encoder(3, lambda: one), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        found = encoder.look(x)
+        assert len(found) == 3
+        for look in found:
+            assert_close(look, one.look(x))
+            x = one(x)

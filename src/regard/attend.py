@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.checks import is_number, positive
 from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
+from regard.engines.reading import transformed
 from regard.engines.stream import mask_gradient
 from regard.engines.top import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
@@ -103,7 +104,8 @@ def attend(
 
 def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
     """The usual case without ceremony, or None: what `flash` does with tensors that need no preparing."""
-    if isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor):
+    given = query, key, value
+    if all(isinstance(x, Tensor) for x in given) and not transformed(*given):
         return flash.straight(query, key, value, None if score.scaled else 1.0, is_causal)
     return None
 
@@ -121,7 +123,7 @@ def attend_parts(
     (torch.Size([3, 2]), torch.Size([3]))
     """
     job = checked(query, key, value, score, mask, softmax, 0.0)
-    return Dense().attend_parts(job) if small(job) else Stream().attend_parts(job)
+    return Dense().attend_parts(job) if small(job) or wrapped(job) else Stream().attend_parts(job)
 
 
 @overload
@@ -182,6 +184,8 @@ def plan(
 
 def choose(job: Job) -> Plan:
     """The engine for a job, and the reason. All rules are here."""
+    if wrapped(job):
+        return Plan("dense", "torch.func transforms the program, which only dense lets it")
     if job.weigh is not softmax:
         return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
     if not job.pairs:
@@ -209,6 +213,11 @@ def choose(job: Job) -> Plan:
     if small(job):
         return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
+
+
+def wrapped(job: Job) -> bool:
+    """Whether the job is within a transformation of `torch.func`."""
+    return transformed(job.query, job.key, job.value, *job.probes)
 
 
 def small(job: Job) -> bool:

@@ -189,6 +189,22 @@ def parts_of(mask: Mask | None) -> tuple[Mask, ...]:
     return (mask,)
 
 
+def tensors_of(mask: Mask | None) -> list[Tensor]:
+    """The tensors that a mask is known to hold, where torch counts their changes; a function may hold others.
+
+    >>> import torch
+    >>> len(tensors_of(both(shifted(padding(torch.tensor([1, 3])), 1), torch.ones(2, 3).bool())))
+    2
+    """
+    if isinstance(mask, Tensor):
+        return [] if mask.is_inference() else [mask]
+    if isinstance(mask, Padding):
+        return tensors_of(mask.lengths)
+    if isinstance(mask, Shifted):
+        return tensors_of(mask.mask)
+    return tensors_of(mask.first) + tensors_of(mask.second) if isinstance(mask, Both) else []
+
+
 def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.device) -> Tensor:
     """The values of one part for some queries and keys, `[..., rows, columns]` or what broadcasts to it.
 

@@ -90,6 +90,8 @@ class Constant:
     def __repr__(self) -> str:
         return "constant"
 
+    __reduce__ = __repr__  # a copy is the same one, which is known by its name
+
 
 class Dot:
     """query · key, or that over √d (Vaswani et al. 2017, equation 1).
@@ -117,6 +119,8 @@ class Dot:
 
     def __repr__(self) -> str:
         return "scaled_dot" if self.scaled else "dot"
+
+    __reduce__ = __repr__  # a copy is the same one, which is known by its name
 
 
 constant = Constant()

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regard.engines import dropout
 from regard.engines.job import Job, mask_parts, masked, scores_of
+from regard.engines.reading import compiling, transformed
 from regard.parts import Attended
 from regard.weighing import blind, softmax
 
@@ -23,7 +25,9 @@ class Dense:
 
     def attend(self, job: Job) -> Tensor:
         weight = weights(job)
-        if job.dropout:
+        if job.dropout and (compiling() or transformed(weight)):
+            weight = functional.dropout(weight, job.dropout)
+        elif job.dropout:
             weight = torch.where(whole_dropout(job), weight * dropout.keep_scale(job.dropout), 0.0)
         return (weight @ job.value).to(job.value.dtype)
 

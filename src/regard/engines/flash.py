@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.engines.job import Job, broadcast, mask_parts
+from regard.engines.reading import compiling
 from regard.engines.stream import Stream
 from regard.kernels import DOT_LIMIT, centred, reach
 from regard.masks import as_bias, causal
@@ -70,7 +71,8 @@ def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_
     if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
         return None
     mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
-    doubtful = suspect(mean) if is_causal or mean.numel() > FEW else not mean.all()
+    few = mean.numel() <= FEW and not is_causal and not compiling()
+    doubtful = not mean.detach().abs().min() > 0 if few else suspect(mean)  # NaN is not
     return None if doubtful else mean
 
 
@@ -122,7 +124,7 @@ def too_wide(job: Job) -> bool:
 def suspect(mean: Tensor) -> bool:
     """Whether a row may be wrong, to judge by its first number: 0, which is also what torch's CPU kernel
     makes of a row of NaN (pytorch#141128); or NaN, which may come from a key that the mask hides."""
-    if mean.device.type != "cpu" or not mean.numel():
+    if mean.device.type != "cpu" or not mean.numel() or compiling():
         return False
     least = mean.detach()[..., 0].abs().min()
     return not bool(least > 0)

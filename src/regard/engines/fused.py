@@ -26,7 +26,7 @@ from regard.engines import dropout, loops
 from regard.engines.job import Job, spans
 from regard.engines.pairing import Distances, Pairing, Products
 from regard.engines.threads import Room, spread
-from regard.masks import Mask, block_of, causal, parts_of
+from regard.masks import Mask, block_of, causal, parts_of, tensors_of
 from regard.scores import is_inner_product, is_squared_distance
 
 BLOCK = (512, 512)
@@ -159,14 +159,14 @@ class Fused(torch.autograd.Function):
 
         spread(task, fold.portions(fold.block[0]))
         ctx.fold = fold
-        ctx.save_for_backward(query, key, value, mean, highest, total)
+        ctx.save_for_backward(query, key, value, mean, highest, total, *tensors_of(fold.mask))
         return mean, highest + total.log()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
         fold: Fold = ctx.fold
-        query, key, value, mean, highest, total = ctx.saved_tensors
+        query, key, value, mean, highest, total, *_ = ctx.saved_tensors  # a mask that was changed since is refused
         query_slope, key_slope, value_slope = (
             torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )

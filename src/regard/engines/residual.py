@@ -4,7 +4,7 @@
 
 What is kept is a hash, as in `dropout.py`: forward and backward compute it from the seed, in the same pass that
 adds. torch's own dropout draws its numbers from a serial generator, which takes longer than the sum,
-and stores a mask. Devices other than the CPU, and other dtypes, use torch's.
+and stores a mask. Devices other than the CPU, other dtypes, and programs that torch compiles use torch's.
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from regard.engines import dropout
 from regard.engines.job import spans
+from regard.engines.reading import compiling, transformed
 from regard.engines.threads import spread
 
 ALONE = 2**21
@@ -45,7 +46,8 @@ def dropped(x: Tensor, share: float) -> Tensor:
 
 def fusible(x: Tensor) -> bool:
     """Whether the loops can do it."""
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.ndim > 0
+    usual = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.ndim > 0
+    return usual and not compiling() and not transformed(x)
 
 
 class AddDropped(torch.autograd.Function):

@@ -17,7 +17,7 @@ from regard.engines import loops
 from regard.engines.fused import Fold, constants
 from regard.engines.job import spans
 from regard.engines.pairing import Products
-from regard.masks import block_of, parts_of
+from regard.masks import block_of, parts_of, tensors_of
 
 AT_ONCE = 2**18
 """Scores that are made at a time: 1 MiB of float32."""
@@ -50,7 +50,7 @@ class Together(torch.autograd.Function):
             torch.bmm(weight, value[heads], out=mean[heads])
         loops.normalise(flat(total), flat(mean, 2))
         ctx.fold = fold
-        ctx.save_for_backward(query, key, value, mean, highest, total)
+        ctx.save_for_backward(query, key, value, mean, highest, total, *tensors_of(fold.mask))
         lead = fold.shape[:-2]
         return mean.view(*lead, *mean.shape[1:]), (highest + total.log()).view(*lead, rows[1])
 
@@ -58,7 +58,7 @@ class Together(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
         fold: Fold = ctx.fold
-        query, key, value, mean, highest, total = ctx.saved_tensors
+        query, key, value, mean, highest, total, *_ = ctx.saved_tensors  # a mask that was changed since is refused
         mean_slope = mean_slope.reshape(mean.shape)
         offset = (mean_slope * mean).sum(dim=-1) - weight_slope.reshape(highest.shape)
         slopes = query_slope, key_slope, value_slope = tuple(

@@ -15,11 +15,10 @@ the score is called on blocks of queries and keys under autograd, which also giv
 score's own parameters, wherever they are: a module's, a closure's, a bias's.
 """
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,8 +27,10 @@ from torch.autograd.function import once_differentiable
 
 from regard.checks import is_count
 from regard.engines import dropout
+from regard.engines.again import check_same, hooks_off, random_states, replayed, state_of, with_state
 from regard.engines.job import Job, masked, scores_of, spans
-from regard.masks import Mask, block_of, parts_of
+from regard.engines.reading import compiling
+from regard.masks import Mask, block_of, parts_of, tensors_of
 from regard.parts import Attended
 from regard.scores import is_inner_product, is_squared_distance
 from regard.weighing import softmax
@@ -88,7 +89,7 @@ def fusible(job: Job) -> bool:
     """Whether the fused loops can do it: they need a known score, and a mask without a gradient."""
     known = is_inner_product(job.score) or is_squared_distance(job.score)
     usual = job.query.device.type == "cpu" and job.query.dtype in (torch.float32, torch.float64)
-    return known and usual and not mask_gradient(job)
+    return known and usual and not mask_gradient(job) and not compiling()
 
 
 def mask_gradient(job: Job) -> bool:
@@ -154,6 +155,8 @@ class Blocks(torch.autograd.Function):
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
         ctx.random = random_states(query.device)
+        kind = query.device.type
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         mean = query.new_zeros(*blocking.shape[:-1], value.shape[-1])
         peaks = query.new_full(blocking.shape[:-1], -math.inf)
         totals = query.new_ones(blocking.shape[:-1])
@@ -179,20 +182,23 @@ class Blocks(torch.autograd.Function):
             total = total.masked_fill(total == 0, 1.0)
             mean[..., rows, :] = summed / total.unsqueeze(-1)
             peaks[..., rows], totals[..., rows] = highest, total
-        ctx.blocking, ctx.bias_count = blocking, bias_count
-        ctx.save_for_backward(*tensors, mean, peaks, totals)
+        ctx.blocking, ctx.bias_count, ctx.state = blocking, bias_count, state_of(blocking.score)
+        ctx.save_for_backward(*tensors, mean, peaks, totals, *tensors_of(blocking.mask))
         return mean, peaks + totals.log()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
-        blocking: Blocking = ctx.blocking
-        query, key, value, *rest, mean, peaks, totals = ctx.saved_tensors
+        blocking: Blocking = replace(ctx.blocking, score=with_state(ctx.blocking.score, ctx.state))
+        count = len(ctx.needs_input_grad) - 2
+        query, key, value, *rest = ctx.saved_tensors[:count]
+        mean, peaks, totals, *_ = ctx.saved_tensors[count:]  # a mask that was changed since is refused
         biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
         slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
         query_slope, key_slope, value_slope, *rest_slopes = slopes
         offset = (mean_slope * mean).sum(dim=-1) - weight_slope
         peaks = peaks.masked_fill(peaks == -math.inf, math.inf)  # exp(s - inf) = 0
+        sums = torch.zeros_like(totals)
         wanted = ctx.needs_input_grad[2:]
         score_wanted = [*wanted[:2], *wanted[3 : 3 + ctx.bias_count]]
         with replayed(ctx.random), hooks_off(leaves):
@@ -200,9 +206,10 @@ class Blocks(torch.autograd.Function):
                 bias_blocks = blocking.bias_blocks(biases, rows, columns)
                 blocks = (query[..., rows, :], key[..., columns, :], *bias_blocks)
                 inputs = [x.detach().requires_grad_(want) for x, want in zip(blocks, score_wanted, strict=True)]
-                with torch.enable_grad():
+                with torch.enable_grad(), torch.autocast(*ctx.autocast):
                     scores = blocking.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
                 weight = (scores.detach() - peaks[..., rows, None]).exp() / totals[..., rows, None]
+                sums[..., rows] += weight.sum(dim=-1)
                 slope = mean_slope[..., rows, :] @ value[..., columns, :].mT
                 kept = weight
                 if blocking.dropout:
@@ -227,6 +234,7 @@ class Blocks(torch.autograd.Function):
                 for (_, target), part in zip(learning, found, strict=True):
                     if part is not None:
                         target += part
+        check_same(sums.masked_fill(peaks == math.inf, 1.0))
         return None, None, *(slope if need else None for slope, need in zip(slopes, wanted, strict=True))
 
 
@@ -261,36 +269,3 @@ def learned(blocking: Blocking, job: Job) -> list[Tensor]:
             found[id(node.variable)] = node.variable
         todo += [following for following, _ in node.next_functions]
     return list(found.values())
-
-
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """Where the random numbers stand that a score may draw."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states[str(device)] = torch.cuda.get_rng_state(device)
-    return states
-
-
-@contextlib.contextmanager
-def replayed(states: dict[str, Tensor]) -> Iterator[None]:
-    """Draws the same random numbers again: blocks come in the same order, and a score draws the same for each."""
-    with torch.random.fork_rng([name for name in states if name != "cpu"]):
-        for name, state in states.items():
-            if name == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.cuda.set_rng_state(state, name)
-        yield
-
-
-@contextlib.contextmanager
-def hooks_off(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Hooks of parameters see the whole gradient once, as it leaves this function, not each block's share."""
-    kept = [(leaf._backward_hooks, dict(leaf._backward_hooks)) for leaf in leaves if leaf._backward_hooks]
-    for hooks, _ in kept:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, before in kept:
-            hooks.update(before)

@@ -38,7 +38,7 @@ class Attend(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if self.groups > 1:
-            if query.shape[-2] == 1 and mask is None and not dropout:
+            if query.shape[-2] == 1 and mask is None and not dropout and query.shape[:-3] == key.shape[:-3]:
                 # One query that sees all keys: the heads of a group are taken for so many queries of one head.
                 rows = query.reshape(*key.shape[:-2], self.groups, query.shape[-1])
                 mean = attend(rows, key, value, score=self.score)

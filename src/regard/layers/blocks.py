@@ -17,6 +17,7 @@ What it is made of is passed in, so that the variants are compositions:
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,10 +145,13 @@ class Stack(nn.Module):
 
     def watched(self, run: Callable[[], Tensor], top: int | None) -> list[Tensor | Look]:
         """What each block's self-attention looks at in one run, first to last."""
-        names = [f"blocks.{number}.attention" for number in range(len(self.blocks))]
-        with torch.no_grad(), watch(self, layers=names, top=top) as seen:
+        names: dict[Any, str] = {}  # one block may stand in several places
+        for place, block in enumerate(self.blocks):
+            names.setdefault(block.attention, f"blocks.{place}.attention")
+        with torch.no_grad(), watch(self, layers=list(names.values()), top=top) as seen:
             run()
-        return [found[0] for found in seen.values()]
+        found = {name: iter(looks) for name, looks in seen.items()}
+        return [next(found[names[block.attention]]) for block in self.blocks]
 
 
 class Encoder(Stack):
@@ -215,7 +219,7 @@ class Decoder(Stack):
             return self.run(x, memory, mask, memory_mask, kept)
         start = cache.length
         try:
-            if mask is None and x.ndim == 3 and x.shape[1] == 1 and not torch.is_grad_enabled():
+            if mask is None and x.ndim == 3 and x.shape[1] == 1 and len(x) and not torch.is_grad_enabled():
                 stepped = self.step(x, memory, memory_mask, cache)
                 if stepped is not None:
                     return stepped

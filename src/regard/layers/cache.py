@@ -173,7 +173,7 @@ class Cache:
             if not length:
                 memory.back(0)
         if not length:
-            self.source = None
+            self.source = self.steps = None
 
     def select(self, rows: Tensor) -> None:
         """Keep the sequences of these numbers, `[sequences]`, in this order; one may be taken several times."""

@@ -17,7 +17,7 @@ from regard.attend import Look
 from regard.checks import positive
 from regard.layers.attending import Attend
 from regard.layers.cache import KeyValues
-from regard.layers.checks import check_rows
+from regard.layers.checks import bare, check_rows
 from regard.layers.positions import Positions
 from regard.masks import Mask, both, causal, parts_of, shifted
 from regard.scores import Score, scaled_dot
@@ -181,6 +181,8 @@ class MultiHeadAttention(nn.Module):
         if not self.packed:
             return (self.query, self.key, self.value)[number](x)  # type: ignore[no-any-return]
         rows = slice(sum(self.rows[:number]), sum(self.rows[: end or number + 1]))
+        if not bare(self.input):
+            return self.input(x)[..., rows]  # type: ignore[no-any-return]
         return functional.linear(x, self.input.weight[rows], None if self.input.bias is None else self.input.bias[rows])
 
     def split(self, x: Tensor, heads: int) -> Tensor:

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from regard.layers.checks import check_rows
 from regard.masks import Mask, both
 
 Stretch = Callable[[Tensor], Tensor]
+Table = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Positions(Protocol):
@@ -222,8 +223,20 @@ def room_for(length: int) -> int:
     return 1 << max(6, (length - 1).bit_length())
 
 
-@functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)
+def kept(make: Table) -> Table:
+    """The last tables that were made are kept; none where torch reads the program and tensors stand in for others."""
+    make = torch.inference_mode(False)(make)
+    known = functools.lru_cache(maxsize=32)(make)
+
+    @functools.wraps(make)
+    def table(*what: Any) -> tuple[Tensor, Tensor]:
+        stand_in = torch.compiler.is_compiling() or type(torch.empty(0)) is not Tensor
+        return make(*what) if stand_in else known(*what)
+
+    return table
+
+
+@kept
 def angles(
     room: int, size: int, base: float, stretch: Stretch | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -234,8 +247,7 @@ def angles(
     return angle.sin().to(device, dtype), angle.cos().to(device, dtype)
 
 
-@functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)
+@kept
 def rotation(
     room: int,
     size: int,

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules import module
 
 from regard.engines.one_query import attend_one, fits
 from regard.layers.cache import BlockCache, KeyValues
+from regard.layers.checks import bare, hooks_of
 from regard.layers.feed_forward import FeedForward
 from regard.layers.heads import MultiHeadAttention
 from regard.masks import Mask
@@ -111,7 +111,7 @@ def is_usual(block: Any) -> bool:
         and attention.packed
         and attention.attend.score is scaled_dot
         and (attention.positions is None or attention.positions.bias(None) is None)
-        and all(type(linear) is nn.Linear for linear in linears(block))
+        and all(map(bare, linears(block)))
     )
 
 
@@ -126,10 +126,11 @@ class Steps:
     def __init__(self, blocks: Iterable[nn.Module], rows: int) -> None:
         blocks = list(blocks)
         self.blocks = [QuickBlock(block, rows) for block in blocks] if all(map(is_usual, blocks)) else []
-        self.parts = [part for block in blocks for part in block.modules()]
-        self.hooks = [hooks for part in self.parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        self.hooks += [module._global_forward_hooks, module._global_forward_pre_hooks]
+        parts = [part for block in blocks for part in block.modules()]
+        self.hooks, self.own = hooks_of(parts), [vars(part) for part in parts]
 
     def can(self) -> bool:
         """Whether they will do: nobody listens to a part of the blocks, and none of them is in training."""
-        return bool(self.blocks) and not any(self.hooks) and not any(part.training for part in self.parts)
+        if not self.blocks or any(self.hooks):
+            return False
+        return not any(own["training"] or "forward" in own for own in self.own)

@@ -150,14 +150,15 @@ def torch_look(
         more.append(key.new_zeros(len(key), 1, key.shape[-1]))
     real = key.shape[1]
     key = torch.cat([key, *more], dim=1)
-    query, key = (x.reshape(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in (query, key))
+    query, key = (x.reshape(*x.shape[:2], module.num_heads, module.head_dim).transpose(1, 2) for x in (query, key))
     mask: Mask | None = None
     if attn_mask is not None:
-        table = attn_mask.view(-1, module.num_heads, *attn_mask.shape[-2:]) if attn_mask.ndim == 3 else attn_mask
-        mask = permission(table, key.shape[-2] - real)
+        heads = len(query), module.num_heads, *attn_mask.shape[-2:]
+        table = attn_mask.view(heads) if attn_mask.ndim == 3 else attn_mask
+        mask = permission(table, key.shape[-2] - real, query.dtype)
     if key_padding_mask is not None:
         table = key_padding_mask if batched else key_padding_mask.unsqueeze(0)
-        padding = permission(table[:, None, None], key.shape[-2] - real)
+        padding = permission(table[:, None, None], key.shape[-2] - real, query.dtype)
         mask = padding if mask is None else both(mask, padding)
     found: Any = look(query, key, mask=mask, top=top)
     if batched:
@@ -165,8 +166,8 @@ def torch_look(
     return found[0] if top is None else Look(*(x[0] for x in found))
 
 
-def permission(table: Tensor, more: int) -> Tensor:
+def permission(table: Tensor, more: int, dtype: torch.dtype) -> Tensor:
     """torch's mask (True = may not look) the other way round, open for so many more keys; a bias stays one."""
     if table.dtype == torch.bool:
         return functional.pad(~table, (0, more), value=True)
-    return functional.pad(table, (0, more))
+    return functional.pad(table.to(dtype), (0, more))

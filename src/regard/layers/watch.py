@@ -26,6 +26,7 @@ from regard.layers.torch_heads import torch_look
 Seen = dict[str, list[Tensor | Look]]
 Forward = Callable[..., Any]
 Wrapper = Callable[..., Any]
+ATTEND = inspect.signature(Attend.forward)
 
 
 @contextlib.contextmanager
@@ -84,12 +85,16 @@ def listen(module: nn.Module, record: list[Tensor | Look], top: int | None, stac
         stack.enter_context(wrapped(module, functools.partial(noticed, module, record)))
         return
 
-    def hook(attend: Any, inputs: Any) -> None:
-        query, key, _, *mask = inputs
-        with torch.no_grad():
-            record.append(attend.look(query, key, *mask, top=top))
+    attend: Any = module.attend
 
-    handle = module.attend.register_forward_pre_hook(hook)  # type: ignore[union-attr]
+    def hook(called: Any, args: Any, kwargs: Any) -> None:
+        if called is not attend:
+            return  # a copy that was made in the meantime has the hook too
+        given = ATTEND.bind(attend, *args, **kwargs).arguments
+        with torch.no_grad():
+            record.append(attend.look(given["query"], given["key"], given.get("mask"), top=top))
+
+    handle = attend.register_forward_pre_hook(hook, with_kwargs=True)
     stack.callback(handle.remove)
 
 

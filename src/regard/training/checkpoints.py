@@ -7,6 +7,7 @@ JSON and safetensors that is replaced as a whole: a run that is killed leaves th
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,7 +189,7 @@ def found(
         model.load_state_dict(under("model.", tensors))
         optimizer.load_state_dict(optimizer_state(config["optimizer"], under("optimizer.", tensors)))
         if schedule is not None:
-            schedule.load_state_dict(config["schedule"])
+            schedule.load_state_dict(like(config["schedule"], schedule.state_dict()))
         torch.set_rng_state(tensors["random"])
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} holds a run of another model or optimizer: {error}") from None
@@ -230,6 +231,22 @@ def optimizer_state(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[
 def under(start: str, named: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept under a name, without it."""
     return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
+
+
+def like(saved: Any, fresh: Any) -> Any:
+    """What JSON gave back of a state, with keys that are numbers, and tuples, where a fresh one has them.
+
+    >>> from collections import Counter
+    >>> like({"milestones": {"5": 1}, "rates": [0.1]}, {"milestones": Counter([5]), "rates": (0.2,)})
+    {'milestones': Counter({5: 1}), 'rates': (0.1,)}
+    """
+    if isinstance(saved, dict) and isinstance(fresh, dict):
+        keys = {str(key): key for key in fresh}
+        found = {keys.get(name, name): like(value, fresh.get(keys.get(name, name))) for name, value in saved.items()}
+        return Counter(found) if isinstance(fresh, Counter) else found
+    if isinstance(saved, list) and isinstance(fresh, list | tuple):
+        return type(fresh)(like(one, dict(enumerate(fresh)).get(place)) for place, one in enumerate(saved))
+    return saved
 
 
 def plain(value: Any) -> Any:

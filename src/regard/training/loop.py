@@ -9,21 +9,24 @@ kernel's metric and a translator are trained by the same lines. What is random i
 callables give the same result.
 """
 
+import copy
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from regard.progress import ProgressBar
+from regard.training.board import scalars
 from regard.training.checkpoints import Checkpoint, Progressed, alone, found, keep
+from regard.training.settings import check_parts, check_settings
 from regard.training.team import Team, rows
 
 Batch = TypeVar("Batch")
@@ -98,6 +101,7 @@ def train(
     3.0
     """
     check_settings(epochs, validate, patience, clip, accumulate, average)
+    check_parts(model, schedule, checkpoint)
     team = team or Team()
     shown = ProgressBar(describe, epochs, shown=progress and team.leads)
     note_down = scalars(board if team.leads else None)
@@ -260,39 +264,20 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
     >>> bool((before["weight"] == model.weight).all())
     False
     """
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
 
 
 def mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of some states; of what is counted in whole numbers, the last."""
+    """The mean of some states; of what is counted in whole numbers, or is none, the last."""
 
     def mean(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).mean(dim=0) if parts[0].is_floating_point() else parts[-1]
+        is_mean = isinstance(parts[0], Tensor) and parts[0].is_floating_point()
+        return torch.stack(parts).mean(dim=0) if is_mean else parts[-1]
 
     return {name: mean([state[name] for state in states]) for name in states[-1]}
-
-
-def check_settings(
-    epochs: int,
-    validate: Callable[[], float] | None,
-    patience: int | None,
-    clip: float | None,
-    accumulate: int,
-    average: int,
-) -> None:
-    """Settings that make no sense are refused before the first batch, not after an hour."""
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
-    if patience is not None and validate is None:
-        raise ValueError(f"patience needs validate, got patience={patience} and validate=None")
-    if patience is not None and patience < 1:
-        raise ValueError(f"patience must be at least 1, got {patience}")
-    if clip is not None and not clip > 0:  # NaN too is not
-        raise ValueError(f"clip must be positive, got {clip}")
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
-    if average < 1 or (average > 1 and validate is None):
-        raise ValueError(f"average must be at least 1, and 1 without validate, got {average}")
 
 
 @contextmanager
@@ -304,19 +289,3 @@ def mode_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def scalars(folder: str | Path | None) -> AbstractContextManager[Callable[[str, float, int], Any]]:
-    """A function that notes a number, by name and step, for TensorBoard; without a folder it notes nothing."""
-    return nullcontext(lambda name, value, step: None) if folder is None else to_board(Path(folder))
-
-
-@contextmanager
-def to_board(folder: Path) -> Iterator[Callable[[str, float, int], Any]]:
-    """The same where there is a folder."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ModuleNotFoundError("a TensorBoard folder was given: pip install tensorboard") from None
-    with SummaryWriter(str(folder)) as writer:
-        yield writer.add_scalar

@@ -5,7 +5,7 @@ processes train the same model as one. The processes find each other by `acceler
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -65,7 +65,7 @@ class Team:
         if self.size > 1:
             from accelerate.utils import broadcast
 
-            for tensor in model.state_dict().values():
+            for tensor in tensors_in(model.state_dict()):
                 tensor.copy_(broadcast(tensor.contiguous()))
 
     def draw_apart(self, entropy: Sequence[int]) -> None:
@@ -104,10 +104,18 @@ def cut(batch: Any, rank: int, size: int) -> Any:
 
 def rows(batch: Any) -> int:
     """How many rows the first tensor of a batch has; 1 for what has no rows."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    if isinstance(batch, dict):
-        batch = tuple(batch.values())
-    if is_dataclass(batch) and not isinstance(batch, type):
-        batch = tuple(getattr(batch, f.name) for f in fields(batch))
-    return rows(batch[0]) if isinstance(batch, list | tuple) and batch else 1
+    first = next(tensors_in(batch), None)
+    return 1 if first is None or not first.ndim else len(first)
+
+
+def tensors_in(batch: Any) -> Iterator[Any]:
+    """The tensors and arrays in a nest of tuples, lists, mappings and dataclasses, one after the other."""
+    if isinstance(batch, Tensor | np.ndarray):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from tensors_in(list(batch.values()))
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        yield from tensors_in([getattr(batch, f.name) for f in fields(batch)])
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from tensors_in(part)
