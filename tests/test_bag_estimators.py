@@ -294,10 +294,14 @@ def test_settings_reach_the_training(monkeypatch):
     assert first != second  # mini-batches are shuffled anew
     assert sorted(np.concatenate(first)) == sorted(np.concatenate(second))
     (group,) = given["optimizer"].param_groups
-    assert (group["lr"], group["weight_decay"], given["progress"]) == (0.01, 0.25, False)
+    assert (group["lr"], group["weight_decay"], given["progress"]) == (0.03, 0.25, False)
     BagRegressor(hidden_size=3, epochs=1, verbose=True).fit(bags, number)
     assert given["optimizer"].param_groups[0]["lr"] == 0.001
     assert given["progress"]
+    BagRegressor(verbose=False).fit(bags, number)
+    assert given["epochs"] == 300
+    BagClassifier(hidden_size=3, verbose=False).fit(bags, number > 20)
+    assert given["epochs"] == 100
 
 
 def test_features_are_left_as_they_are_without_standardising():
@@ -347,3 +351,15 @@ def test_the_rest_in_the_frame_is_that_of_the_bag():
     frame = found.to_frame()
     assert_allclose(frame["rest"], found.rest[frame["bag"]])
     assert_allclose(frame["weight"] + frame["rest"], 1.0)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_what_is_not_said_is_enough_to_learn_what_is_plain(seed):
+    """The largest of one feature, or whether it is large: a softmax can do it, if it is given the time."""
+    drawn = np.random.default_rng(seed)
+    bags = [drawn.normal(size=(size, 5)) for size in drawn.integers(2, 12, size=200)]
+    largest = np.array([bag[:, 0].max() for bag in bags])
+    regressor = BagRegressor(random_state=seed, verbose=False).fit(bags[:150], largest[:150])
+    assert regressor.score(bags[150:], largest[150:]) > 0.9
+    classifier = BagClassifier(random_state=seed, verbose=False).fit(bags[:150], largest[:150] > 1)
+    assert classifier.score(bags[150:], largest[150:] > 1) > 0.8

@@ -1,6 +1,7 @@
 """Evidence over bags: weights, what they add up to, and where they point."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from bag_cases import QUICK, answer, any_model, even, frame_of, ragged, target
 from numpy.testing import assert_allclose, assert_array_equal
@@ -9,6 +10,7 @@ from sklearn.datasets import load_digits
 
 from regard.data.bags import as_bags
 from regard.estimators.bags import BagClassifier, BagRegressor
+from regard.estimators.quadratic import QuadraticRegressor
 
 
 @any_model
@@ -126,3 +128,14 @@ def test_a_bag_is_drawn_by_its_own_number_even_from_behind():
     assert (last.get_title(loc="left"), first.get_title(loc="left")) == ("bag 4", "bag 0")
     with pytest.raises(IndexError):
         shown.plot(5)
+
+
+def test_a_bag_is_drawn_by_its_name_too():
+    frame = pd.DataFrame({"bag": ["a", "b", "b"], "x": [1.0, 2.0, 3.0]})
+    model = QuadraticRegressor(bag="bag").fit(frame, [1.0, 2.0])
+    found = model.evidence(frame)
+    assert (
+        found.plot("b").get_title(loc="left") == found.plot(1).get_title(loc="left") == found.plot(-1).get_title("left")
+    )
+    with pytest.raises(ValueError, match="there is no bag named 'c': give its place, from 0 to 1, or its name"):
+        found.plot("c")

@@ -15,6 +15,9 @@ from sklearn.datasets import load_diabetes
 from talking import frame_of, held, refused, run, typed
 
 import regard
+from regard.cli.app import draw
+from regard.cli.captioner import Strip
+from regard.plots import fresh
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +110,10 @@ def test_a_category_never_seen_is_fine_if_it_has_no_order(here, houses):
     new = houses[100:].assign(city="Rio")
     new.to_csv("rio.csv", index=False)
     run("fit", "houses.csv", "--target", "price", "--out", "model", "--ordered", "zone")
-    assert np.isfinite(frame_of(run("predict", "model", "rio.csv"))["price"]).all()
-    new.assign(zone=25).to_csv("zone.csv", index=False)
+    said = run("predict", "model", "rio.csv")
+    assert np.isfinite(frame_of(said)["price"]).all()
+    assert "'city': 20 of 20 rows hold a category that was not in the training data, such as 'Rio'" in said.stderr
+    new.assign(zone=25, city="Oslo").to_csv("zone.csv", index=False)
     assert "column 'zone' is ordered, and 25 was not in the training data" in refused("predict", "model", "zone.csv")
 
 
@@ -321,3 +326,25 @@ def test_a_killed_fit_keeps_the_old_model(here):
 def test_the_module_is_the_command_and_knows_its_version():
     asked = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
     assert asked.stdout == f"regard {regard.__version__}\n"
+
+
+def test_a_picture_has_one_title(tmp_path):
+    """Its own, if it has one; else what was asked."""
+    for own, expected in (("bag m59", "bag m59"), ("", "what the prediction of row 1 looks at")):
+        axes = fresh(3, 2)
+        axes.set_title(own, loc="left")
+        draw(axes, tmp_path / "o.png", "row 1")
+        assert (axes.get_title(loc="left"), axes.get_title()) == (expected, "")
+    axes = fresh(1.5, 2)
+    strip = Strip([axes])
+    draw(strip, tmp_path / "o.png", "a photo of some length.png")
+    assert max(map(len, strip.figure.get_suptitle().split("\n"))) <= 18
+    assert (
+        strip.figure.get_suptitle().replace("\n", " ") == "what the prediction of a photo of some length.png looks at"
+    )
+
+
+def test_two_numbers_are_said_to_be_classes_perhaps(here, houses):
+    houses.assign(sold=(houses["area"] > 80).astype(int)).to_csv("sold.csv", index=False)
+    said = run("fit", "sold.csv", "--target", "sold", "--out", "model").stderr
+    assert "sold holds the numbers 0 and 1: for classes, say --kind classification" in said

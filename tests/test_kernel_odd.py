@@ -241,3 +241,24 @@ def test_words_are_classes():
         ValueError, match="targets must be numbers, got 'lo': NadarayaWatsonClassifier predicts classes"
     ):
         NadarayaWatson().fit([[0.0], [1.0], [2.0]], ["lo", "hi", "lo"])
+
+
+def test_dates_and_names_of_rows_are_not_categories_in_silence():
+    n = 30
+    frame = pd.DataFrame({"x": np.arange(n, dtype=float), "when": pd.date_range("2020-01-01", periods=n)})
+    for column in (frame["when"], frame["when"] - frame["when"].min(), frame["when"].dt.date):
+        with pytest.raises(ValueError, match=r"column 'when' holds dates or times, .* categorical=\[…\]"):
+            NadarayaWatson().fit(frame.assign(when=column), frame["x"])
+    days = frame.assign(when=(frame["when"] - frame["when"].min()).dt.days)
+    assert NadarayaWatson().fit(days, frame["x"]).columns_.categories == {}
+    named = frame[["x"]].assign(id=[f"u{number}" for number in range(n)])
+    with pytest.warns(UserWarning, match="column 'id' has 30 categories in 30 rows: leave it out"):
+        NadarayaWatson().fit(named, frame["x"])
+
+
+def test_categories_never_seen_are_counted():
+    frame = pd.DataFrame({"x": np.arange(9.0), "city": list("aabbaabba")})
+    model = NadarayaWatson(bandwidth=1.0).fit(frame, frame["x"])
+    model.predict(frame)
+    with pytest.warns(UserWarning, match="column 'city': 2 of 3 rows hold a category that was not in .* such as 'c'"):
+        model.predict(pd.DataFrame({"x": [1.0, 2.0, 3.0], "city": ["a", "c", "d"]}))

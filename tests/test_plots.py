@@ -160,3 +160,12 @@ def test_weights_may_know_their_gradient():
     assert plots.alignment_map(weights, ["a", "b"], ["c", "d"]).images[0].get_array()[1, 1] == pytest.approx(0.8)
     with pytest.raises(ValueError, match=r"must be \[0, 2\], queries by keys, and at least one, got \[0, 2\]"):
         plots.alignment_map(np.zeros((0, 2)), ["a", "b"], [])
+
+
+def test_evidence_is_in_the_units_that_people_read():
+    axes = plots.evidence_bars(["1", "2"], [0.9, 0.1], rest=0.0, values=[442811.4, 0.00012345])
+    assert [text.get_text() for text in axes.texts] == ["90.0%  →  442,811", "10.0%  →  0.0001234", "0.0%"]
+    assert max(axes.get_xticks()) <= 1.0
+    two = NadarayaWatson(bandwidth=1.0).fit([[0.0], [1.0]], [[1.0, 5.0], [2.0, 6.0]]).evidence([[0.0]])
+    name = next(iter(two.table))
+    assert two.plot().get_xlabel() == f"weight  →  the row's {name}"

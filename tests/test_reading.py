@@ -11,7 +11,18 @@ from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 from torch.testing import assert_close
 
 import regard
-from regard.layers import Alibi, Attention, Block, Decoder, Encoder, FeedForward, MultiHeadAttention, Rotary, Sinusoidal
+from regard.layers import (
+    Alibi,
+    Attention,
+    Block,
+    Decoder,
+    Dropout,
+    Encoder,
+    FeedForward,
+    MultiHeadAttention,
+    Rotary,
+    Sinusoidal,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated parts
 BATCH, LENGTH, SIZE, HEADS = 3, 7, 16, 2
@@ -113,6 +124,8 @@ def test_the_usual_block_is_compiled_in_one_piece_and_what_drops_is_compiled_at_
     x = torch.randn(BATCH, LENGTH, SIZE)
     whole = torch.compile(block().eval(), backend="aot_eager", fullgraph=True)
     assert whole(x).shape == x.shape
+    rows = torch.compile(Dropout(0.5), backend="aot_eager", fullgraph=True)(x)
+    assert 0.3 < (rows == 0).float().mean() < 0.7
     torch._dynamo.reset()
     layer = block(0.5)
     dropping = torch.compile(layer, backend="aot_eager")

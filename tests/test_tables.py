@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 
@@ -169,6 +170,67 @@ def test_infinity_and_slips_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '\?' in row 3 \(line 4.*--categorical"):
         tables.check_numbers(frame)
     tables.check_numbers(frame[["b", "c"]])  # text with a number in it is text
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["138,3", "1.234,5"],
+        ["442,811", "1,7"],
+        ["$442811", "-$5.25"],
+        ["12 %", "3%"],
+        ["1 234", "1'234.5"],
+        ["€1.234", ""],
+    ],
+)
+def test_numbers_as_people_write_them_are_no_categories(tmp_path, cells):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+    said = re.escape(f"column 'a' holds what looks like numbers, {cells[0]!r} in row 1 (line 2 of")
+    with pytest.raises(ValueError, match=said + r".*write them as 1234\.5, or name the column in --categorical"):
+        roles.features_of(frame, ["n"])
+    assert roles.features_of(frame, ["n"], ["a"])["a"].dtype == "category"
+    if "" not in cells:
+        with pytest.raises(ValueError, match=r"write them as 1234\.5, or say --kind classification"):
+            roles.target_of(frame, "a")
+
+
+@pytest.mark.parametrize("cells", [["1987-11-17", "2001-01-02 10:30"], ["17.11.1987", "2.1.2001"], ["11/17/87", ""]])
+def test_dates_are_no_categories(tmp_path, cells):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+    with pytest.raises(ValueError, match=r"column 'a' holds dates, .* in row 1 .*such as days, or name the column in"):
+        roles.features_of(frame, ["n"])
+    pd.DataFrame({"a": pd.to_datetime(["1987-11-17", "2001-01-02"]), "n": [1, 2]}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="column 'a' holds dates, '1987-11-17 00:00:00' in row 1: turn them into"):
+        roles.features_of(tables.read_table(tmp_path / "t.parquet"), ["n"])
+
+
+@pytest.mark.parametrize(
+    "cells", [["A1", "B2"], ["1.2.3", "2.0.1"], ["10-20", "30-40"], ["#a", "1,b"], ["1:30", "2:45"]]
+)
+def test_what_only_has_digits_in_it_is_text(tmp_path, cells):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+    assert roles.features_of(frame, ["n"])["a"].tolist() == cells
+
+
+def test_codes_with_zeros_in_front_are_warned_of_where_they_are_taken_for_numbers(tmp_path):
+    frame = tables.read_table(written(tmp_path, "zip,n,y\n12,5,1\n00012,05x,2\n"))
+    with pytest.warns(UserWarning, match="column 'zip' is read as numbers, '00012' in it as 12: if they are codes"):
+        roles.features_of(frame, ["y"], ["n"])
+    roles.features_of(frame, ["y"], ["zip", "n"])
+    roles.features_of(frame, ["y", "zip"], ["n"])
+
+
+def test_two_numbers_may_be_classes():
+    target = pd.Series([0.0, 1.0, 1.0], name="active")
+    said = "active holds the numbers 0 and 1: for classes, say --kind classification"
+    assert roles.hints_of(target, "auto") == [said]
+    assert roles.hints_of(target, "regression") == roles.hints_of(target.cumsum(), "auto") == []
+
+
+def test_a_negative_weight_is_named_by_its_row(tmp_path):
+    frame = tables.read_table(written(tmp_path, "w,y\n1,5\n-2,6\n"))
+    with pytest.raises(ValueError, match=r"the weight 'w' must not be negative, got -2 in row 2 \(line 3"):
+        roles.weight_of(frame, "w")
 
 
 def test_a_missing_column_is_named_with_one_like_it(frame):

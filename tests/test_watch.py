@@ -330,7 +330,7 @@ def test_a_mask_of_another_dtype_an_empty_batch_and_keywords_are_no_reason_to_st
     with torch.no_grad(), regard.watch(heads) as seen:
         heads(x, x, x, attn_mask=mask, need_weights=False)
         heads(x[:0], x[:0], x[:0])
-        heads(x[:0], x[:0], x[:0], attn_mask=mask.expand(0, 5, 5))
+        heads(x[:0], x[:0], x[:0], attn_mask=mask.double().expand(0, 5, 5))
     assert (seen[""][0].triu(1) == 0).all()
     assert seen[""][1].shape == seen[""][2].shape == (0, 2, 5, 5)
 

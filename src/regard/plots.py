@@ -193,6 +193,7 @@ def evidence_bars(
     axes.invert_yaxis()
     left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
     axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
+    axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= max(right, min(1.0, right + 0.35 * reach))])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.set_xlabel("weight" if values is None else f"weight  →  the {of}'s target")
     if left < 0:
@@ -314,5 +315,11 @@ def name_ticks(axis: Any, names: Array | None, count: int) -> None:
 
 
 def shown(value: Any) -> str:
-    """A number in four digits, anything else as it is."""
-    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+    """A number in four digits, or in all that stand before the point; anything else as it is.
+
+    >>> shown(0.123456), shown(442811.2), shown("a")
+    ('0.1235', '442,811', 'a')
+    """
+    if not isinstance(value, float | np.floating):
+        return str(value)
+    return f"{value:,.0f}" if 1e4 <= abs(float(value)) < 1e15 else f"{value:.4g}"

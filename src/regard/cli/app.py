@@ -95,8 +95,14 @@ def regard(
 Table = Annotated[
     Path,
     typer.Argument(
-        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator, pairs;"
-        " for a captioner, an image."
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.",
+    ),
+]
+Asked = Annotated[
+    Path,
+    typer.Argument(
+        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator,"
+        " sentences, one a line; for a captioner, an image."
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
@@ -208,25 +214,33 @@ def predict(
 @app.command()
 def evidence(
     folder: Folder,
-    table: Table,
+    table: Asked,
     top: Annotated[
-        int, typer.Option(help="How many training rows to show for each row, or instances a bag.", min=1)
+        int,
+        typer.Option(
+            help="How many training rows to show for each row, instances a bag, tokens a token, or cells a word.", min=1
+        ),
     ] = 5,
     out: Out = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the evidence of one row, or bag, to this picture.")] = None,
-    row: Annotated[int, typer.Option(help="Which row, or bag, of the table to draw, from 1.", min=1)] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the evidence of one row, bag, sentence, text or image to this picture.")
+    ] = None,
+    row: Annotated[int, typer.Option(help="Which row, bag or sentence to draw, from 1.", min=1)] = 1,
 ) -> None:
     """Show the training rows behind each prediction, and their weights.
 
     A line for each new row and training row: query and row are their numbers in their tables, from 1. Of bags: the
-    instances behind each prediction, by their rows in the new table, from 1, and the class that each speaks for.
+    instances behind each prediction, by their rows in the new table, from 1, and the class that each speaks for. Of
+    sentences, texts and images: the tokens or cells that each token or word looks at.
     """
     if out is not None:
         tables.check_destination(out)
     model, schema, form = opened(folder)
     asked = form.asked(model, schema, table)
-    if plot is not None and form is not writer and row > len(asked):
-        raise ValueError(f"--row must be between 1 and {len(asked)}, the {form.WHAT} of {table}, got {row}")
+    count = 1 if form is writer else len(asked)
+    if plot is not None and row > count:
+        what = "there is one text" if form is writer else f"the {form.WHAT} of {table}"
+        raise ValueError(f"--row must be between 1 and {count}, {what}, got {row}")
     found = form.evidence(model, asked, top)
     if plot is not None:
         draw(form.picture(found, row - 1), plot, form.called(asked, row - 1))
@@ -271,7 +285,8 @@ def opened(folder: Path) -> tuple[Any, Any, Any]:
 
 def draw(axes: Any, path: Path, name: str) -> None:
     """A picture of what one prediction looks at, to a file."""
-    axes.set_title(f"what the prediction of {name} looks at")
+    if not axes.get_title() + axes.get_title(loc="left"):
+        axes.set_title(f"what the prediction of {name} looks at", loc="left")
     path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path)

@@ -37,10 +37,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     frame = tables.read_table(path, text=[bag])
     ids = bag_of(frame, bag)
     value = of_bags(roles.target_of(frame, target, kind), ids)
-    said = []
-    if kind == "auto" and value.dtype == float and value.nunique() == 2:
-        two = " and ".join(f"{number:g}" for number in sorted(value.unique()))
-        said = [f"{target} holds the numbers {two}: for classes, say --kind classification"]
+    said = roles.hints_of(value.rename(target), kind)
     rows = roles.features_of(frame, [target, bag])
     check_features(rows)
     rows, fill = tables.impute(rows) if impute else (rows, None)

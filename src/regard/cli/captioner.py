@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
@@ -37,7 +38,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
         settings["cache"] = own_cache(given["out"])
     found = read_captions(path, given["images"])
     captioner = Captioner(**settings)
-    with kept_run(given["out"]) as run:
+    with kept_run(given["out"], given["resume"]) as run:
         captioner.fit(found.images, found.captions, checkpoint=run, resume=given["resume"], board=given["board"])
     words = captioner.tokenizer_.get_vocab_size()
     said = [f"left out: {found.left_out}"] if str(found.left_out) else []
@@ -86,15 +87,23 @@ def evidence(model: Any, asked: list[Path], top: int) -> Any:
     return model.evidence(asked[0], top=top)
 
 
+LETTERS = 12
+"""Letters of a title that an inch has room for."""
+
+
 class Strip:
     """Pictures that have one title together."""
 
     def __init__(self, axes: Any) -> None:
         self.figure = axes[0].figure
 
-    def set_title(self, title: str) -> None:
-        """Over all of them."""
-        self.figure.suptitle(title, fontsize=10)
+    def get_title(self, loc: str = "center") -> str:
+        """They have one each."""
+        return ""
+
+    def set_title(self, title: str, loc: str = "center") -> None:
+        """Over all of them, on so many lines as it takes."""
+        self.figure.suptitle("\n".join(wrap(title, max(8, int(LETTERS * self.figure.get_figwidth())))), fontsize=10)
 
 
 def picture(found: Any, place: int) -> Strip:

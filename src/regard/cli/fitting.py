@@ -86,7 +86,9 @@ def fit(
         int | None, typer.Option(help="Bags: an embedding of this size, such as 64; none if it is not given.")
     ] = None,
     heads: Annotated[int, typer.Option(help="Bags: attentions side by side.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Bags: passes over the table.")] = 100,
+    epochs: Annotated[
+        int | None, typer.Option(help="Bags: passes over the table; if not given 300, or 100 with a --hidden-size.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Bags: how many a step; all if it is not given.")] = None,
     early_stopping: Annotated[
         bool, typer.Option("--early-stopping", help="Bags: hold out a tenth, and keep the epoch that is best on it.")

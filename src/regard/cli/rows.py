@@ -25,7 +25,8 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     weight, order = given["weight"], orders_in(given["ordered"])
     count = None if weight is None else roles.weight_of(frame, weight)
     rows = roles.features_of(frame, [target, weight or target], names_in(given["categorical"]), order)
-    said = [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in order]
+    said = roles.hints_of(value, kind)
+    said += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in order]
     rows, fill = tables.impute(rows) if impute else (rows, None)
     tables.check_complete(rows)
     settings = {

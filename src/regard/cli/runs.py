@@ -3,6 +3,7 @@ there is to say of it then.
 """
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +35,11 @@ def epoch_of(model: Any) -> str:
 
 
 @contextmanager
-def kept_run(out: Path) -> Iterator[Path]:
+def kept_run(out: Path, resume: bool) -> Iterator[Path]:
     """The run's folder. Who stops it is told what it leaves, and how it goes on."""
     run = run_of(out)
+    if resume and not (run / CONFIG).exists():
+        warnings.warn(f"there is no run in {run} to go on with: it begins anew", stacklevel=3)
     try:
         yield run
     except KeyboardInterrupt:

@@ -31,7 +31,7 @@ def learn(path: Path | None, given: dict[str, Any]) -> tuple[Any, dict[str, Any]
     translator = Translator(**settings_in(Translator, given))
     sources, targets = pairs_in(path, given["source"], given["target"])
     validation = given["validation"] and pairs_in(None, *given["validation"])
-    with kept_run(given["out"]) as run:
+    with kept_run(given["out"], given["resume"]) as run:
         translator.fit(
             sources,
             targets,

@@ -24,7 +24,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     from regard.estimators import Writer
 
     writer = Writer(**settings_in(Writer, given))
-    with kept_run(given["out"]) as run:
+    with kept_run(given["out"], given["resume"]) as run:
         writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
     loss = writer.history_.best
     tokens = writer.tokenizer_.get_vocab_size()

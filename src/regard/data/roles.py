@@ -3,10 +3,11 @@
 Text, truths and pandas' categories are categorical; numbers are numbers, unless they are named as categories.
 """
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from regard.data.tables import check_complete, check_finite, check_numbers, column, listed, pandas, pick
+from regard.data.tables import check_complete, check_finite, check_numbers, column, listed, pandas, pick, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -20,7 +21,7 @@ def target_of(frame: "DataFrame", name: str, kind: str = "auto") -> "Series":
     target, alone = column(frame, name), pick(frame, [name])
     check_complete(alone, "a target cannot be imputed: leave the row out")
     if kind != "classification":
-        check_numbers(alone, "mend it, or say --kind classification")
+        check_numbers(alone, "mend it", "say --kind classification")
     check_finite(alone)
     if is_number(target) and kind != "classification":
         return target.astype(float)
@@ -34,6 +35,14 @@ def target_of(frame: "DataFrame", name: str, kind: str = "auto") -> "Series":
     return target.astype(bool if is_truth(target) else object)
 
 
+def hints_of(target: "Series", kind: str) -> list[str]:
+    """What there is to say of a target of two numbers, which were classes perhaps."""
+    if kind != "auto" or target.dtype != float or target.nunique() != 2:
+        return []
+    two = " and ".join(f"{number:g}" for number in sorted(target.unique()))
+    return [f"{target.name} holds the numbers {two}: for classes, say --kind classification"]
+
+
 def weight_of(frame: "DataFrame", name: str) -> "Series":
     """How much each row counts."""
     weight, alone = column(frame, name), pick(frame, [name])
@@ -41,6 +50,9 @@ def weight_of(frame: "DataFrame", name: str) -> "Series":
     if not is_number(weight):
         raise ValueError(f"the weight {name!r} must hold numbers, got {weight.iloc[0]!r}")
     check_finite(alone)
+    if (weight < 0).any():
+        row = int((weight < 0).to_numpy().argmax())
+        raise ValueError(f"the weight {name!r} must not be negative, got {weight.iloc[row]:g} in {where(frame, row)}")
     return weight
 
 
@@ -63,6 +75,19 @@ def features_of(
     if not len(rows.columns):
         raise ValueError("there is no column to learn from beside the target")
     check_numbers(rows[[name for name in rows.columns if name not in named]])
+    for name, code in frame.attrs.get("codes", {}).items():
+        if name in rows.columns and name not in named and is_number(rows[name]):
+            warnings.warn(
+                f"column {name!r} is read as numbers, {code!r} in it as {int(code)}: if they are codes, name the column"
+                " in --categorical",
+                stacklevel=2,
+            )
+    for name in rows.columns:
+        if name not in named and pandas().api.types.is_datetime64_any_dtype(rows[name].dtype):
+            raise ValueError(
+                f"column {name!r} holds dates, {str(rows[name].iloc[0])!r} in {where(frame, 0)}: turn them into"
+                " numbers, such as days, or name the column in --categorical"
+            )
     check_finite(rows)
     made = {name: rows[name].astype("category") for name in categorical if name not in ordered}
     made |= {name: in_order(rows[name], order) for name, order in ordered.items()}

@@ -1,8 +1,8 @@
 """A user's table in and out: CSV, TSV and Parquet, by the file's suffix.
 
 Real tables are broken in ways that end in a wrong model rather than in an error: a cell that is empty, one "?"
-that turns a column of numbers into text, two columns of one name, row numbers that were saved as a feature, a
-code "01" that is read as 1 in one file and as text in the next. Here each of them is an error, or a warning, that
+that turns a column of numbers into text, numbers written as "138,3", dates, two columns of one name, row numbers that
+were saved as a feature, a code "01" that is read as 1. Here each of them is an error, or a warning, that
 names the column and the row, and says what to do. Rows are numbered from 1, in messages and in the frame's index.
 """
 
@@ -25,6 +25,11 @@ SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*SEPARATORS, *PARQUET)
 INSTALL = 'pip install "regard[all]"'
+SEEN = 1000
+"""Rows in which codes with zeros in front are looked for."""
+NUMBER = r"\W*(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?\W*"
+"""A number as people write it: 1.234,5 and $1,234.5 and 12 %."""
+DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
 ALIKE = 0.5
 """The share of numbers from which a column of text is taken for numbers with a slip in it."""
 
@@ -63,6 +68,7 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
                 low_memory=False,
                 dtype={place: str for place, name in enumerate(names) if name in text},
             )
+            some = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=SEEN)
     except pd.errors.EmptyDataError:
         raise ValueError(f"{path} is empty: a table needs a header and rows") from None
     except UnicodeDecodeError as error:
@@ -78,7 +84,20 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
             f"{path}: columns without a name are left out: number {which} (row numbers, perhaps?)", stacklevel=3
         )
         frame = frame.iloc[:, [place for place, name in enumerate(names) if name]]
-    return frame.set_axis([name for name in names if name], axis=1)
+    frame = frame.set_axis([name for name in names if name], axis=1)
+    frame.attrs["codes"] = codes_in(names, some)
+    return frame
+
+
+def codes_in(names: list[str], cells: "DataFrame") -> dict[str, str]:
+    """Columns of which some cell has zeros in front, and the first, such as 00012: a number would have none."""
+    found = {}
+    for place, name in enumerate(names):
+        column = cells.iloc[:, place].dropna()
+        code = column[column.str.fullmatch(r"\s*0\d+\s*")]
+        if len(code):
+            found[name] = str(code.iloc[0])
+    return found
 
 
 def read_parquet(path: Path, text: Collection[str]) -> "DataFrame":
@@ -156,7 +175,11 @@ def check_separator(path: Path, names: list[str], separator: str) -> None:
     for mark, called in other.items():
         if len(names) == 1 and mark in names[0]:
             ours = "commas" if separator == "," else "tabs"
-            raise ValueError(f"the cells of {path} are separated by {called}, not {ours}: save it again with {ours}")
+            known = {"\t": ".tsv", ",": ".csv"}.get(mark)
+            rename = f", or name it {known}" if known else ""
+            raise ValueError(
+                f"the cells of {path} are separated by {called}, not {ours}: save it again with {ours}{rename}"
+            )
 
 
 def column(frame: "DataFrame", name: str) -> "Series":
@@ -210,18 +233,27 @@ def check_finite(frame: "DataFrame") -> None:
             raise ValueError(f"column {name!r} is infinite in {where(frame, int(np.argmax(endless)))}")
 
 
-def check_numbers(frame: "DataFrame", advice: str = "mend it, empty it, or name the column in --categorical") -> None:
-    """A column that is text because of a slip in some cell is an error, not a category for each of its numbers."""
+def check_numbers(
+    frame: "DataFrame", mend: str = "mend it, empty it", instead: str = "name the column in --categorical"
+) -> None:
+    """A column that is text because of how its numbers are written is an error, not a category for each of them."""
     pd = pandas()
     for name in frame.columns:
         if not is_text(frame[name]):
             continue
         known = frame[name].notna().to_numpy()
         slip = known & pd.to_numeric(frame[name], errors="coerce").isna().to_numpy()
-        if slip.any() and slip.sum() <= (1 - ALIKE) * known.sum():
-            row = int(np.argmax(slip))
+        if not slip.any():
+            continue
+        row, cells = int(np.argmax(slip)), frame[name][slip].astype(str).str.strip()
+        cell = f"{frame[name].iloc[row]!r} in {where(frame, row)}"
+        if slip.sum() <= (1 - ALIKE) * known.sum():
+            raise ValueError(f"column {name!r} holds numbers, but {cell}: {mend}, or {instead}")
+        if cells.str.fullmatch(DATE).all():
+            raise ValueError(f"column {name!r} holds dates, {cell}: turn them into numbers, such as days, or {instead}")
+        if cells.str.fullmatch(NUMBER).all():
             raise ValueError(
-                f"column {name!r} holds numbers, but {frame[name].iloc[row]!r} in {where(frame, row)}: {advice}"
+                f"column {name!r} holds what looks like numbers, {cell}: write them as 1234.5, or {instead}"
             )
 
 

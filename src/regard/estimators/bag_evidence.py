@@ -81,11 +81,20 @@ class BagEvidence:
         }
         return pd.DataFrame({**names, **taken})
 
-    def plot(self, query: int = 0, axes: "Axes | None" = None) -> "Axes":
-        """The evidence of one bag as bars: its first instances, what they speak for, and all others."""
+    def place_of(self, query: Any) -> int:
+        """Which bag is meant: its place, counted from the last too, or its name."""
+        names = [] if self.bags.names is None else list(self.bags.names)
+        if not isinstance(query, str):
+            return int(range(len(self))[query])
+        if query not in names:
+            raise ValueError(f"there is no bag named {query!r}: give its place, from 0 to {len(self) - 1}, or its name")
+        return names.index(query)
+
+    def plot(self, query: int | str = 0, axes: "Axes | None" = None) -> "Axes":
+        """The evidence of one bag, by its place or name, as bars: its first instances, what they speak for, others."""
         from regard.plots import evidence_bars
 
-        query = range(len(self))[query]  # counted from the last, it has a number of its own
+        query = self.place_of(query)
         shown = np.flatnonzero(self.index[query] >= 0)[:BARS]
         index, weight = self.index[query][shown], self.weight[query][shown]
         rest = max(0.0, 1.0 - float(weight.sum()))

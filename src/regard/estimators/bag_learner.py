@@ -23,8 +23,9 @@ from regard.training import History, train
 
 Array = Any
 NETWORKS = ("softmax", "gated", "mean", "max")
-PLAIN_RATE, EMBEDDED_RATE = 1e-2, 1e-3
-"""Learning rates without an embedding, and with one."""
+PLAIN_RATE, EMBEDDED_RATE = 0.03, 1e-3
+PLAIN_EPOCHS, EMBEDDED_EPOCHS = 300, 100
+"""Learning rates and epochs without an embedding, and with one."""
 BLOCK = 2**16
 """Instances that go through a network at a time in prediction."""
 
@@ -56,7 +57,7 @@ class BagLearner(OverBags):
         dropout: float,
         learning_rate: float | None,
         weight_decay: float,
-        epochs: int,
+        epochs: int | None,
         batch_size: int | None,
         early_stopping: bool,
         validation_fraction: float,
@@ -115,7 +116,7 @@ class BagLearner(OverBags):
                 optimizer=torch.optim.Adam(
                     network.parameters(), lr=self.rate(), weight_decay=self.weight_decay, fused=True
                 ),
-                epochs=self.epochs,
+                epochs=self.passes(),
                 validate=None if validation is None else lambda: float(loss(validation)),
                 patience=self.patience if len(held) else None,
                 describe=type(self).__name__,
@@ -128,6 +129,12 @@ class BagLearner(OverBags):
         if self.learning_rate is not None:
             return self.learning_rate
         return PLAIN_RATE if self.hidden_size is None else EMBEDDED_RATE
+
+    def passes(self) -> int:
+        """The epochs, in the same way."""
+        if self.epochs is not None:
+            return self.epochs
+        return PLAIN_EPOCHS if self.hidden_size is None else EMBEDDED_EPOCHS
 
     def held_out(self, count: int, strata: Array | None, seed: int) -> tuple[Array, Array]:
         """The bags to learn from, and those to stop early by."""
@@ -169,7 +176,7 @@ class BagLearner(OverBags):
             raise ValueError(f"heads must be a positive whole number, and 1 without a softmax, got {heads!r}")
         if batch is not None and not is_count(batch):
             raise ValueError(f"batch_size must be a positive whole number, or None for all bags, got {batch!r}")
-        if not is_count(self.epochs) or not is_count(self.patience):
+        if not is_count(self.passes()) or not is_count(self.patience):
             raise ValueError(f"epochs and patience must be at least 1, got {self.epochs!r} and {self.patience!r}")
         if not number(self.rate()) or not self.rate() > 0 or not number(self.weight_decay) or self.weight_decay < 0:
             raise ValueError(

@@ -36,9 +36,10 @@ class BagClassifier(BagLearner, ClassifierOverBags):
                          size, relu(Wx + b), and with "softmax" the score wᵀtanh(Vh) (equation 8)
     heads                how many attentions, side by side
     dropout              the share of the embedding that is dropped in training; there is none without an embedding
-    learning_rate        of Adam; None: 0.001 with an embedding, 0.01 without
+    learning_rate        of Adam; None: 0.001 with an embedding, 0.03 without
     weight_decay         ½ weight_decay ‖θ‖² is added to the loss
-    epochs, batch_size   passes over the bags, and bags a step; None: all of them
+    epochs               passes over the bags; None: 100 with an embedding, 300 without
+    batch_size           bags a step; None: all of them
     early_stopping       hold out validation_fraction of the bags, stop after `patience` epochs without a better loss
                          on them, and keep the best epoch
     class_weight         None, "balanced", or weights by class
@@ -69,7 +70,7 @@ class BagClassifier(BagLearner, ClassifierOverBags):
         dropout: float = 0.5,
         learning_rate: float | None = None,
         weight_decay: float = 1e-2,
-        epochs: int = 100,
+        epochs: int | None = None,
         batch_size: int | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -141,7 +142,7 @@ class BagRegressor(BagLearner, RegressorOverBags):
         dropout: float = 0.0,
         learning_rate: float | None = None,
         weight_decay: float = 1e-2,
-        epochs: int = 100,
+        epochs: int | None = None,
         batch_size: int | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,

@@ -5,6 +5,7 @@ codes; what they count for is the kernel's affair (`regard.kernels.Mixed`).
 """
 
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ import numpy as np
 from scipy.special import ndtri
 
 SCALES = ("rank", "standard")
+TIMES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
+MANY = 20
+"""Categories from which there may be too many."""
 QUANTILES = 1000
 """Points at which the ranks of a column are kept."""
 
@@ -56,6 +60,7 @@ class Columns:
                 return encoded
             column = X.iloc[:, place] if frame else encoded[:, place]
             codes = coded(column, category, self.names[place])
+            warn_of_strangers(column, codes, self.names[place])
             if frame:
                 encoded.isetitem(place, codes)
             else:
@@ -88,6 +93,7 @@ def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Co
     categories: dict[int, Category] = {}
     if categorical == "dtype" and frame:
         categories = {place: by_dtype(X.iloc[:, place]) for place in range(width) if is_category(X.iloc[:, place])}
+        warn_of_many(names, categories, len(X))
     elif not isinstance(categorical, str) and categorical is not None:
         for name in categorical:
             place = place_of(name, places, width)
@@ -100,6 +106,17 @@ def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Co
         place = place_of(name, places, width)
         categories[place] = by_value(X.iloc[:, place] if frame else np.asarray(X, dtype=object)[:, place], True)
     return Columns(names, categories)
+
+
+def warn_of_many(names: tuple[str, ...], categories: dict[int, Category], rows: int) -> None:
+    """A category that stands in one row says nothing of others: names of rows, or numbers that were read as text."""
+    for place, category in categories.items():
+        if len(category.values) > max(MANY, rows / 2) and not category.ordered:
+            warnings.warn(
+                f"column {names[place]!r} has {len(category.values):,} categories in {rows:,} rows: leave it out if it"
+                " names the rows, or turn it into numbers if it holds any",
+                stacklevel=4,
+            )
 
 
 def is_frame(X: Any) -> bool:  # noqa: N803
@@ -124,6 +141,13 @@ def is_category(column: Any) -> bool:
     return is_truth(column) or not is_numeric_dtype(column.dtype)
 
 
+def is_time(column: Any) -> bool:
+    """Whether a pandas column holds dates, times or spans of them."""
+    from pandas.api.types import infer_dtype
+
+    return column.dtype.kind in "mM" or infer_dtype(column, skipna=True) in TIMES
+
+
 def is_truth(column: Any) -> bool:
     """Whether a pandas column holds True and False."""
     from pandas.api.types import is_bool_dtype
@@ -133,6 +157,11 @@ def is_truth(column: Any) -> bool:
 
 def by_dtype(column: Any) -> Category:
     """The categories of a column, in the order that its dtype gives them."""
+    if is_time(column):
+        raise ValueError(
+            f"column {column.name!r} holds dates or times, {str(column.iloc[0])!r}: turn it into numbers, such as"
+            f" (frame[{column.name!r}] - frame[{column.name!r}].min()).dt.days, or name it in categorical=[…]"
+        )
     if hasattr(column, "cat"):
         return Category(tuple(plain(value) for value in column.cat.categories), bool(column.cat.ordered))
     return by_value(column, False)
@@ -172,6 +201,18 @@ def coded(column: Any, category: Category, name: str) -> Any:
         stranger = np.asarray(column, dtype=object)[int(np.argmax(codes < 0))]
         raise ValueError(f"column {name!r} is ordered, and {stranger!r} was not in the training data: where is it?")
     return codes
+
+
+def warn_of_strangers(column: Any, codes: Any, name: str) -> None:
+    """Rows with a category that was never seen are predicted all the same, by their other columns."""
+    strange = codes < 0
+    if strange.any():
+        warnings.warn(
+            f"column {name!r}: {int(strange.sum()):,} of {len(codes):,} rows hold a category that was not in the"
+            f" training data, such as {np.asarray(column, dtype=object)[int(np.argmax(strange))]!r}: it is unlike all"
+            " that were",
+            stacklevel=4,
+        )
 
 
 def check_missing(X: Any) -> None:  # noqa: N803

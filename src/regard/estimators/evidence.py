@@ -73,9 +73,12 @@ class Evidence:
         seen = self.index[query] >= 0
         index = self.index[query][seen]
         labels = index if self.labels is None else np.asarray(self.labels)[index]
-        target = next(iter(self.table.values()), None)
+        name, target = next(iter(self.table.items()), ("", None))
         values = None if target is None else target[index]
-        return evidence_bars([str(x) for x in labels], self.weight[query][seen], self.rest[query], values, axes=axes)
+        axes = evidence_bars([str(x) for x in labels], self.weight[query][seen], self.rest[query], values, axes=axes)
+        if values is not None:
+            axes.set_xlabel(f"weight  →  the row's {name}")
+        return axes
 
 
 def checked_top(top: Any, most: int, of: str) -> int:

@@ -72,6 +72,8 @@ class TextEvidence:
         from regard.plots import alignment_map
 
         which = f"block {block % len(self.index)}, " + ("mean of heads" if head is None else f"head {head}")
+        if self.rest[block].any():
+            which += f", the {self.index.shape[-1]} largest weights of each"
         shown = [token.replace("\n", "↵").replace(" ", "␣") for token in self.tokens]
         axes = alignment_map(self.matrix(block, head), shown, shown, axes=axes)
         axes.set(xlabel="token looked at", ylabel="token that looks", title=which)
