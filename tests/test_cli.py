@@ -348,3 +348,15 @@ def test_two_numbers_are_said_to_be_classes_perhaps(here, houses):
     houses.assign(sold=(houses["area"] > 80).astype(int)).to_csv("sold.csv", index=False)
     said = run("fit", "sold.csv", "--target", "sold", "--out", "model").stderr
     assert "sold holds the numbers 0 and 1: for classes, say --kind classification" in said
+
+
+def test_a_table_of_a_european_spreadsheet_and_columns_left_out(here, houses):
+    for name, rows in (("fit.csv", houses[:100]), ("ask.csv", houses[100:])):
+        rows.assign(id=[f"h{place}" for place in rows.index]).to_csv(name, sep=";", decimal=",", index=False)
+    run("fit", "fit.csv", "--target", "price", "--drop", "id,garden", "--out", "model")
+    run("fit", "houses.csv", "--target", "price", "--drop", "garden", "--out", "same")
+    told = frame_of(run("predict", "model", "ask.csv"))["price"]
+    np.testing.assert_allclose(told, frame_of(run("predict", "same", "new.csv"))["price"], rtol=1e-12)
+    assert "garden" not in run("info", "model").stdout
+    said = refused("fit", "houses.csv", "--target", "price", "--drop", "gardens", "--out", "model")
+    assert "no column 'gardens'; did you mean 'garden'" in said

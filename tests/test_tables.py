@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.data import roles, schema, tables
+from regard.data import cells, roles, schema, tables
 from regard.data.curves import wave
 
 
@@ -78,8 +78,6 @@ def test_a_failed_write_leaves_the_old_table(frame, tmp_path, monkeypatch):
         ("", "is empty: a table needs a header and rows"),
         ("a,b\n", "is empty: it has 2 columns and no rows"),
         ("a,b,a\n1,2,3\n", "more than one column named 'a'"),
-        ("a;b\n1;2\n", "separated by ';', not commas"),
-        ("a\tb\n1\t2\n", "separated by tabs, not commas"),
         ("a,b\n1,2\n3,4,5\n", "Expected 2 fields in line 3, saw 3"),
         ("a,b\n1,2,3\n4,5,6\n", "more cells than its header"),
         (b"a,b\n\xff,2\n", "not UTF-8"),
@@ -90,6 +88,30 @@ def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
     with pytest.raises(ValueError, match=said) as error:
         tables.read_table(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "price"),
+    [
+        ("size;price;to\n138,3;442,5;a\n75;321;b\n", [138.3, 75.0], [442.5, 321.0]),  # as spreadsheets have it
+        ("size;price;to\n138.3;442;a\n75;321;b\n", [138.3, 75.0], [442, 321]),
+        ("size\tprice\tto\n138,3\t442\ta\n75,0\t321\tb\n", [138.3, 75.0], [442, 321]),
+        ("size;price;to\n138,3;442.5;a\n75,0;321.5;b\n", ["138,3", "75,0"], [442.5, 321.5]),  # who could tell
+    ],
+)
+def test_other_separators_are_read_with_the_decimals_that_go_with_them(tmp_path, text, size, price):
+    frame = tables.read_table(written(tmp_path, text))
+    assert frame["size"].tolist() == size
+    assert frame["price"].tolist() == price
+    assert frame["to"].tolist() == ["a", "b"]
+    with pytest.raises(ValueError, match=r"column 'size', row 2 \(line 3 of"):
+        cells.check_complete(tables.read_table(written(tmp_path, text.replace("\n75", "\n").replace("\n,0", "\n"))))
+
+
+def test_a_name_that_says_tabs_may_hold_commas_and_a_semicolon_may_be_in_a_name(tmp_path):
+    assert tables.read_table(written(tmp_path, "a,b\n1,2.5\n", "t.tsv"))["b"].tolist() == [2.5]
+    assert tables.read_table(written(tmp_path, "a,b;c\n1,2\n")).columns.tolist() == ["a", "b;c"]
+    assert tables.read_table(written(tmp_path, '"a",b\n"1,5",2\n'))["a"].tolist() == ["1,5"]
 
 
 def test_files_that_are_none(tmp_path):
@@ -149,31 +171,31 @@ def test_a_missing_cell_is_named_with_its_line(tmp_path):
     # A blank line, and a cell of two lines: row 3 ends on line 6.
     path = written(tmp_path, 'a,b\n1,x\n\n2,"y\nz"\n3,\n,w\n')
     with pytest.raises(ValueError, match=r"column 'b', row 3 \(line 6 of .*table\.csv\), the first of 2") as error:
-        tables.check_complete(tables.read_table(path))
+        cells.check_complete(tables.read_table(path))
     assert "--impute" in str(error.value)
     # A frame of some of the rows and columns still knows where they were.
     with pytest.raises(ValueError, match=r"column 'a', row 4 \(line 7 of .*\): mend it"):
-        tables.check_complete(tables.read_table(path).loc[[1, 4], ["a"]], "mend it")
+        cells.check_complete(tables.read_table(path).loc[[1, 4], ["a"]], "mend it")
 
 
 def test_a_missing_cell_of_parquet_is_named_by_its_row(tmp_path):
     pd.DataFrame({"a": [1.0, 2.0], "b": ["x", None]}).to_parquet(tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=r"column 'b', row 2: "):
-        tables.check_complete(tables.read_table(tmp_path / "t.parquet"))
-    tables.check_complete(pd.DataFrame({"a": [1.0]}))
+        cells.check_complete(tables.read_table(tmp_path / "t.parquet"))
+    cells.check_complete(pd.DataFrame({"a": [1.0]}))
 
 
 def test_infinity_and_slips_are_named(tmp_path):
     frame = tables.read_table(written(tmp_path, "a,b,c\n1,2,u\n2,-inf,v\n?,4,1\n5,6,w\n"))
     with pytest.raises(ValueError, match=r"column 'b' is infinite in row 2 \(line 3"):
-        tables.check_finite(frame)
+        cells.check_finite(frame)
     with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '\?' in row 3 \(line 4.*--categorical"):
-        tables.check_numbers(frame)
-    tables.check_numbers(frame[["b", "c"]])  # text with a number in it is text
+        cells.check_numbers(frame)
+    cells.check_numbers(frame[["b", "c"]])  # text with a number in it is text
 
 
 @pytest.mark.parametrize(
-    "cells",
+    "found",
     [
         ["138,3", "1.234,5"],
         ["442,811", "1,7"],
@@ -183,20 +205,20 @@ def test_infinity_and_slips_are_named(tmp_path):
         ["€1.234", ""],
     ],
 )
-def test_numbers_as_people_write_them_are_no_categories(tmp_path, cells):
-    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
-    said = re.escape(f"column 'a' holds what looks like numbers, {cells[0]!r} in row 1 (line 2 of")
+def test_numbers_as_people_write_them_are_no_categories(tmp_path, found):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
+    said = re.escape(f"column 'a' holds what looks like numbers, {found[0]!r} in row 1 (line 2 of")
     with pytest.raises(ValueError, match=said + r".*write them as 1234\.5, or name the column in --categorical"):
         roles.features_of(frame, ["n"])
     assert roles.features_of(frame, ["n"], ["a"])["a"].dtype == "category"
-    if "" not in cells:
+    if "" not in found:
         with pytest.raises(ValueError, match=r"write them as 1234\.5, or say --kind classification"):
             roles.target_of(frame, "a")
 
 
-@pytest.mark.parametrize("cells", [["1987-11-17", "2001-01-02 10:30"], ["17.11.1987", "2.1.2001"], ["11/17/87", ""]])
-def test_dates_are_no_categories(tmp_path, cells):
-    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+@pytest.mark.parametrize("found", [["1987-11-17", "2001-01-02 10:30"], ["17.11.1987", "2.1.2001"], ["11/17/87", ""]])
+def test_dates_are_no_categories(tmp_path, found):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
     with pytest.raises(ValueError, match=r"column 'a' holds dates, .* in row 1 .*such as days, or name the column in"):
         roles.features_of(frame, ["n"])
     pd.DataFrame({"a": pd.to_datetime(["1987-11-17", "2001-01-02"]), "n": [1, 2]}).to_parquet(tmp_path / "t.parquet")
@@ -205,11 +227,11 @@ def test_dates_are_no_categories(tmp_path, cells):
 
 
 @pytest.mark.parametrize(
-    "cells", [["A1", "B2"], ["1.2.3", "2.0.1"], ["10-20", "30-40"], ["#a", "1,b"], ["1:30", "2:45"]]
+    "found", [["A1", "B2"], ["1.2.3", "2.0.1"], ["10-20", "30-40"], ["#a", "1,b"], ["1:30", "2:45"]]
 )
-def test_what_only_has_digits_in_it_is_text(tmp_path, cells):
-    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
-    assert roles.features_of(frame, ["n"])["a"].tolist() == cells
+def test_what_only_has_digits_in_it_is_text(tmp_path, found):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
+    assert roles.features_of(frame, ["n"])["a"].tolist() == found
 
 
 def test_codes_with_zeros_in_front_are_warned_of_where_they_are_taken_for_numbers(tmp_path):

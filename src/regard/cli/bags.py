@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
-from regard.data import roles, tables
+from regard.data import cells, roles, tables
 from regard.data.bag_targets import of_bags
 from regard.data.bags import Bags, as_bags
 from regard.data.schema import Schema, as_json, from_json, kinds_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WHAT = "bags"
 SETTINGS = ("bag", "hidden_size", "heads", "epochs", "batch_size", "early_stopping")
-OPTIONS = (*SETTINGS, "target", "impute", "attention", "balanced")
+OPTIONS = (*SETTINGS, "target", "drop", "impute", "attention", "balanced")
 IDLE = {("attention", "linear"): ("epochs", "batch_size", "early_stopping")}
 """Options that mean nothing beside a value of another: linear attention has no epochs."""
 
@@ -38,10 +38,10 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     ids = bag_of(frame, bag)
     value = of_bags(roles.target_of(frame, target, kind), ids)
     said = roles.hints_of(value.rename(target), kind)
-    rows = roles.features_of(frame, [target, bag])
+    rows = roles.features_of(frame, [target, bag, *roles.dropped(frame, given["drop"])])
     check_features(rows)
     rows, fill = tables.impute(rows) if impute else (rows, None)
-    tables.check_complete(rows)  # as_bags makes 0 and 1 of truths
+    cells.check_complete(rows)  # as_bags makes 0 and 1 of truths
     model = model_for(value, given).fit(rows.assign(**{bag: ids}), value)
     whole = ", ".join(tables.counted(*some) for some in ((value, "bag"), (rows, "row"), (rows.columns, "column")))
     return model, {"table": as_json(known(model, fill))}, [*said, f"{type(model).__name__} on {whole}"]
@@ -69,7 +69,7 @@ def called(bags: Bags, place: int) -> str:
 def bag_of(frame: "DataFrame", bag: str) -> "Series":
     """The column that says the bag of each row."""
     ids = tables.column(frame, bag)
-    tables.check_complete(tables.pick(frame, [bag]), "a row must say its bag: fill it in, or leave the row out")
+    cells.check_complete(tables.pick(frame, [bag]), "a row must say its bag: fill it in, or leave the row out")
     return ids
 
 

@@ -64,6 +64,7 @@ def fit(
     ordered: Annotated[
         str, typer.Option(help="Columns whose categories have an order: grade, or size=S:M:L to give it.")
     ] = "",
+    drop: Annotated[str, typer.Option(help="Columns to leave out, such as names of rows: a,b.")] = "",
     kind: Annotated[
         Kind,
         typer.Option(

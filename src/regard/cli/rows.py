@@ -4,14 +4,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.pictures import drawn
-from regard.data import roles, tables
+from regard.data import cells, roles, tables
 from regard.data.schema import Schema, as_json, from_json, kinds_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 WHAT = "rows"
-OPTIONS = ("target", "kernel", "bandwidth", "metric", "order", "scale", "categorical", "ordered", "weight", "impute")
+SETTINGS = ("kernel", "bandwidth", "metric", "order", "scale")
+OPTIONS = (
+    "target",
+    "drop",
+    "kernel",
+    "bandwidth",
+    "metric",
+    "order",
+    "scale",
+    "categorical",
+    "ordered",
+    "weight",
+    "impute",
+)
 
 
 def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
@@ -24,11 +37,12 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     value = roles.target_of(frame, target, kind)
     weight, order = given["weight"], orders_in(given["ordered"])
     count = None if weight is None else roles.weight_of(frame, weight)
-    rows = roles.features_of(frame, [target, weight or target], names_in(given["categorical"]), order)
+    others = [target, weight or target, *roles.dropped(frame, given["drop"])]
+    rows = roles.features_of(frame, others, roles.names_in(given["categorical"]), order)
     said = roles.hints_of(value, kind)
     said += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in order]
     rows, fill = tables.impute(rows) if impute else (rows, None)
-    tables.check_complete(rows)
+    cells.check_complete(rows)
     settings = {
         "bandwidth": bandwidth_in(given["bandwidth"]),
         "scale": None if given["scale"] == "none" else given["scale"],
@@ -86,14 +100,9 @@ def bandwidth_in(text: str) -> Any:
     return numbers if len(parts) > 1 else numbers[0]
 
 
-def names_in(text: str) -> list[str]:
-    """Names of columns as typed: a,b."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def orders_in(text: str) -> dict[str, list[str] | None]:
     """Ordered columns as typed: grade,size=S:M:L."""
-    parts = [name.partition("=") for name in names_in(text)]
+    parts = [name.partition("=") for name in roles.names_in(text)]
     return {name: [value.strip() for value in order.split(":")] if mark else None for name, mark, order in parts}
 
 

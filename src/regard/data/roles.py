@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from regard.data.tables import check_complete, check_finite, check_numbers, column, listed, pandas, pick, where
+from regard.data.cells import check_complete, check_finite, check_numbers, where
+from regard.data.tables import column, listed, pandas, pick
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -56,13 +57,23 @@ def weight_of(frame: "DataFrame", name: str) -> "Series":
     return weight
 
 
+def names_in(text: str) -> list[str]:
+    """Names of columns as typed: a,b."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def dropped(frame: "DataFrame", text: str) -> list[str]:
+    """Columns to leave out, as typed; they must be there."""
+    return list(pick(frame, names_in(text)).columns)
+
+
 def features_of(
     frame: "DataFrame",
     others: Collection[str],
     categorical: Collection[str] = (),
     ordered: Mapping[str, list[str] | None] | None = None,
 ) -> "DataFrame":
-    """The columns to learn from: all but the `others`, which are target and weight.
+    """The columns to learn from: all but the `others`, which are target, weight, and what is to be left out.
 
     Those named as categories are turned to pandas' own, and ordered ones have the order given, or a natural one.
     """
@@ -71,7 +82,7 @@ def features_of(
     pick(frame, named)
     for name in named:
         if name in others:
-            raise ValueError(f"column {name!r} is the target or the weight, and cannot be a categorical feature too")
+            raise ValueError(f"column {name!r} is the target or the weight, or left out, and cannot be a category too")
     if not len(rows.columns):
         raise ValueError("there is no column to learn from beside the target")
     check_numbers(rows[[name for name in rows.columns if name not in named]])
@@ -86,7 +97,7 @@ def features_of(
         if name not in named and pandas().api.types.is_datetime64_any_dtype(rows[name].dtype):
             raise ValueError(
                 f"column {name!r} holds dates, {str(rows[name].iloc[0])!r} in {where(frame, 0)}: turn them into"
-                " numbers, such as days, or name the column in --categorical"
+                " numbers, such as days, or name the column in --categorical or --drop"
             )
     check_finite(rows)
     made = {name: rows[name].astype("category") for name in categorical if name not in ordered}

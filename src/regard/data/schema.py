@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.data.tables import check_complete, check_finite, impute, is_text, pandas, pick, where
+from regard.data.cells import check_complete, check_finite, is_text, where
+from regard.data.tables import impute, pandas, pick
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -6,7 +6,6 @@ were saved as a feature, a code "01" that is read as 1. Here each of them is an 
 names the column and the row, and says what to do. Rows are numbered from 1, in messages and in the frame's index.
 """
 
-import csv
 import gzip
 import os
 import sys
@@ -27,11 +26,6 @@ SUFFIXES = (*SEPARATORS, *PARQUET)
 INSTALL = 'pip install "regard[all]"'
 SEEN = 1000
 """Rows in which codes with zeros in front are looked for."""
-NUMBER = r"\W*(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?\W*"
-"""A number as people write it: 1.234,5 and $1,234.5 and 12 %."""
-DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
-ALIKE = 0.5
-"""The share of numbers from which a column of text is taken for numbers with a slip in it."""
 
 
 def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
@@ -52,23 +46,29 @@ def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
 
 
 def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
-    """Cells separated by commas or tabs, with a header; columns without a name are left out, with a warning."""
+    """Cells with a header; columns without a name are left out, with a warning.
+
+    They are separated by what the name says, or by tabs or semicolons, as spreadsheets have it where decimals have a
+    comma. That is read too, where cells are not separated by it.
+    """
     pd = pandas()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
-            names = [str(name) for name in first.iloc[0]]
+            for _ in range(2):  # the second time by what the first header was found to be separated by
+                first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
+                names = [str(name) for name in first.iloc[0]]
+                separator = separator_in(names, separator)
             check_names(path, [name for name in names if name])
-            check_separator(path, names, separator)
+            some = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=SEEN)
             frame = pd.read_csv(
                 path,
                 sep=separator,
+                decimal="." if separator == "," else decimal_in(some),
                 index_col=False,
                 low_memory=False,
                 dtype={place: str for place, name in enumerate(names) if name in text},
             )
-            some = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=SEEN)
     except pd.errors.EmptyDataError:
         raise ValueError(f"{path} is empty: a table needs a header and rows") from None
     except UnicodeDecodeError as error:
@@ -85,7 +85,7 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
         )
         frame = frame.iloc[:, [place for place, name in enumerate(names) if name]]
     frame = frame.set_axis([name for name in names if name], axis=1)
-    frame.attrs["codes"] = codes_in(names, some)
+    frame.attrs |= {"codes": codes_in(names, some), "separator": separator}
     return frame
 
 
@@ -169,17 +169,25 @@ def check_names(path: Path, names: list[str]) -> None:
         raise ValueError(f"{path} has more than one column named {', '.join(map(repr, twice))}: rename them")
 
 
-def check_separator(path: Path, names: list[str], separator: str) -> None:
-    """A header of one cell that holds another separator is another kind of file."""
-    other = {",": {";": "';'", "\t": "tabs"}, "\t": {",": "commas", ";": "';'"}}[separator]
-    for mark, called in other.items():
-        if len(names) == 1 and mark in names[0]:
-            ours = "commas" if separator == "," else "tabs"
-            known = {"\t": ".tsv", ",": ".csv"}.get(mark)
-            rename = f", or name it {known}" if known else ""
-            raise ValueError(
-                f"the cells of {path} are separated by {called}, not {ours}: save it again with {ours}{rename}"
-            )
+def separator_in(names: list[str], separator: str) -> str:
+    """What separates the cells of a file, by its header: what the name of the file says, unless that leaves one cell.
+
+    >>> separator_in(["size;price"], ","), separator_in(["size", "price;€"], ",")
+    (';', ',')
+    """
+    others = [mark for mark in ("\t", ";", ",") if len(names) == 1 and mark in names[0]]
+    return others[0] if others else separator
+
+
+def decimal_in(cells: "DataFrame") -> str:
+    """What stands before decimals: a comma, where some column has numbers with one and no other has a point."""
+    columns = [column.dropna().str.strip() for _, column in cells.items()]
+    commas = any(
+        len(column) and column.str.fullmatch(r"[-+]?\d+(,\d+)?").all() and column.str.contains(",").any()
+        for column in columns
+    )
+    points = any(len(column) and column.str.fullmatch(r"[-+]?\d*\.\d+").any() for column in columns)
+    return "," if commas and not points else "."
 
 
 def column(frame: "DataFrame", name: str) -> "Series":
@@ -210,78 +218,6 @@ def listed(names: Iterable[str], most: int = 20) -> str:
 def counted(things: Any, name: str) -> str:
     """How many there are, in words."""
     return f"{len(things):,} {name}" + ("" if len(things) == 1 else "s")
-
-
-def check_complete(frame: "DataFrame", advice: str = "fill it in, leave the row out, or use --impute") -> None:
-    """No cell may be missing; the error names the first, by rows."""
-    missing = frame.isna().to_numpy()
-    if missing.any():
-        row, place = np.argwhere(missing)[0]
-        count = int(missing.sum())
-        others = "" if count == 1 else f", the first of {count:,} missing cells"
-        raise ValueError(
-            f"a cell is missing in column {frame.columns[place]!r}, {where(frame, row)}{others}: {advice}"
-            " (a cell is missing where it is empty, or holds a word for it such as NA)"
-        )
-
-
-def check_finite(frame: "DataFrame") -> None:
-    """No number may be infinite."""
-    for name in frame.select_dtypes("number").columns:
-        endless = np.isinf(frame[name].to_numpy(dtype=float, na_value=np.nan))
-        if endless.any():
-            raise ValueError(f"column {name!r} is infinite in {where(frame, int(np.argmax(endless)))}")
-
-
-def check_numbers(
-    frame: "DataFrame", mend: str = "mend it, empty it", instead: str = "name the column in --categorical"
-) -> None:
-    """A column that is text because of how its numbers are written is an error, not a category for each of them."""
-    pd = pandas()
-    for name in frame.columns:
-        if not is_text(frame[name]):
-            continue
-        known = frame[name].notna().to_numpy()
-        slip = known & pd.to_numeric(frame[name], errors="coerce").isna().to_numpy()
-        if not slip.any():
-            continue
-        row, cells = int(np.argmax(slip)), frame[name][slip].astype(str).str.strip()
-        cell = f"{frame[name].iloc[row]!r} in {where(frame, row)}"
-        if slip.sum() <= (1 - ALIKE) * known.sum():
-            raise ValueError(f"column {name!r} holds numbers, but {cell}: {mend}, or {instead}")
-        if cells.str.fullmatch(DATE).all():
-            raise ValueError(f"column {name!r} holds dates, {cell}: turn them into numbers, such as days, or {instead}")
-        if cells.str.fullmatch(NUMBER).all():
-            raise ValueError(
-                f"column {name!r} holds what looks like numbers, {cell}: write them as 1234.5, or {instead}"
-            )
-
-
-def where(frame: "DataFrame", position: int) -> str:
-    """A row by its number, and by its line where it was read from text."""
-    row = frame.index[position]
-    line = line_of(frame.attrs.get("source"), row)
-    return f"row {row}" + ("" if line is None else f" (line {line} of {frame.attrs['source']})")
-
-
-def line_of(source: str | None, row: Any) -> int | None:
-    """The line on which a row of a text file ends: lines may be blank, and cells may have several."""
-    if source is None or suffix_of(Path(source)) in PARQUET or not isinstance(row, int | np.integer):
-        return None
-    opened = gzip.open if source.lower().endswith(".gz") else open
-    with opened(source, "rt", encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, delimiter=SEPARATORS[suffix_of(Path(source))])
-        seen = -1  # the header is row 0
-        for cells in reader:
-            seen += bool(cells)
-            if seen == row:
-                return reader.line_num
-    return None
-
-
-def is_text(column: "Series") -> bool:
-    """Whether a column holds strings, whatever pandas calls it."""
-    return bool(pandas().api.types.infer_dtype(column, skipna=True) in ("string", "mixed", "mixed-integer"))
 
 
 def impute(frame: "DataFrame", fill: Mapping[str, Any] | None = None) -> tuple["DataFrame", dict[str, Any]]:
