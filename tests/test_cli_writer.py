@@ -58,6 +58,8 @@ def test_fit_write_evidence_and_info(tmp_path):
     frame = pd.read_csv("e.csv")
     assert frame["token"].iloc[0] == "t"
     assert (tmp_path / "e.png").stat().st_size > 1000
+    said = refused("evidence", "model", "line.txt", "--plot", "e.png", "--row", 3)
+    assert "--row must be between 1 and 1, there is one text, got 3" in said
     told = run("info", "model").stdout
     assert "characters, 31 of them" in told
     assert "parameters" in told
@@ -192,3 +194,8 @@ def test_two_processes_train_one_model():
     for one, two in zip(alone.model_.parameters(), both.model_.parameters(), strict=True):
         assert_close(one, two, atol=1e-4, rtol=1e-3)
     assert not Path("both.run").exists()
+
+
+def test_a_run_that_is_not_there_does_not_go_on_in_silence():
+    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL).stderr
+    assert "there is no run in model.run to go on with: it begins anew" in said

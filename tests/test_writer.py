@@ -129,7 +129,7 @@ def test_evidence_is_what_the_model_looked_at(writer):
     assert mine["weight"].tolist() == sorted(mine["weight"], reverse=True)
     assert [text[place] for place in mine["looked_at_place"]] == mine["looked_at"].tolist()
     axes = few.plot(block=1, head=0)
-    assert axes.get_title() == "block 1, head 0"
+    assert axes.get_title() == "block 1, head 0, the 3 largest weights of each"
 
 
 def test_a_saved_writer_writes_the_same(writer, piecewise, tmp_path):
