@@ -57,7 +57,7 @@ def test_fit_predict_and_evidence_say_what_python_says(tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     said = run("fit", tmp_path / "train.csv", "--target", "target", "--out", tmp_path / "model", "--scale", "rank")
     assert said.stdout == ""
-    assert said.stderr == f"NadarayaWatson on 300 rows and 10 columns → {tmp_path / 'model'}\n"
+    assert said.stderr.endswith(f"\nNadarayaWatson on 300 rows and 10 columns → {tmp_path / 'model'}\n")
 
     model = regard.NadarayaWatson(scale="rank").fit(X[:300], y[:300])
     told = frame_of(run("predict", tmp_path / "model", tmp_path / "new.csv", "--std", "--density"))
@@ -136,7 +136,7 @@ def test_a_target_of_words_is_classified(here, houses):
     frame[:100].to_csv("dear.csv", index=False)
     frame[100:].to_csv("new.csv", index=False)
     said = run("fit", "dear.csv", "--target", "dear", "--out", "model")
-    assert said.stderr.startswith("NadarayaWatsonClassifier on 100 rows")
+    assert "\nNadarayaWatsonClassifier on 100 rows" in said.stderr
     told = frame_of(run("predict", "model", "new.csv", "--proba"))
     assert told.columns.tolist() == ["dear", "p_no", "p_yes"]
     model = regard.NadarayaWatsonClassifier().fit(frame[:100].drop(columns="dear"), frame["dear"][:100])
@@ -303,7 +303,7 @@ def test_the_folder_is_refused_before_the_work(here, monkeypatch):
 def test_processes_talk_on_the_right_streams(here):
     fitted = typed("fit", "houses.csv", "--target", "price", "--out", "model")
     assert (fitted.returncode, fitted.stdout) == (0, "")
-    assert fitted.stderr == "NadarayaWatson on 100 rows and 5 columns → model\n"
+    assert fitted.stderr.endswith("their mean has 0\nNadarayaWatson on 100 rows and 5 columns → model\n")
     wrong = typed("predict", "model", "none.csv")
     assert (wrong.returncode, wrong.stdout, wrong.stderr) == (1, "", "error: there is no file none.csv\n")
 
@@ -360,3 +360,14 @@ def test_a_table_of_a_european_spreadsheet_and_columns_left_out(here, houses):
     assert "garden" not in run("info", "model").stdout
     said = refused("fit", "houses.csv", "--target", "price", "--drop", "gardens", "--out", "model")
     assert "no column 'gardens'; did you mean 'garden'" in said
+
+
+def test_fit_says_how_well_rows_are_predicted_that_are_left_out(here, houses):
+    said = run("fit", "houses.csv", "--target", "price", "--out", "model").stderr
+    model = regard.load("model")
+    assert f"R² of rows left out in turn: {model.left_out_score():.3f}; their mean has 0\n" in said
+    assert 0.5 < model.left_out_score() < 1
+    said = run("fit", "houses.csv", "--target", "garden", "--out", "model").stderr
+    share = max(houses["garden"][:100].mean(), 1 - houses["garden"][:100].mean())
+    right = regard.load("model").left_out_score()
+    assert f"of rows left out in turn, {right:.1%} are predicted right; the commonest class has {share:.1%}\n" in said

@@ -10,6 +10,7 @@ from kernel_cases import KERNELS, slowly, table
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
@@ -197,3 +198,31 @@ def test_widths_and_masses_are_those_of_the_kernels():
         kind = smoothing.KINDS[smoothing.KERNELS[name]]
         assert math.exp(smoothing.log_mass(kind, 1)) == pytest.approx(weight.sum() * 1e-4, rel=1e-3)
         assert smoothing.width_of(name, 1) == pytest.approx(np.sqrt(np.average(u**2, weights=weight)), rel=1e-3)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_the_score_of_rows_left_out_is_that_of_models_without_them(order):
+    drawn = np.random.default_rng(1)
+    x, weight = drawn.normal(size=(23, 2)), drawn.integers(1, 4, 23).astype(float)
+    y = np.stack([np.sin(x[:, 0]), x[:, 1] ** 2], axis=1)
+    for weights in (None, weight):
+        model = NadarayaWatson(bandwidth=0.7, order=order).fit(x, y, sample_weight=weights)
+        alone = []
+        for row in range(len(x)):
+            others = np.arange(len(x)) != row
+            kept = None if weights is None else weights[others]
+            less = NadarayaWatson(bandwidth=0.7, order=order).fit(x[others], y[others], sample_weight=kept)
+            alone.append(less.predict(x[[row]])[0])
+        assert model.left_out_score() == pytest.approx(r2_score(y, np.stack(alone), sample_weight=weights), abs=1e-9)
+
+
+def test_classes_of_rows_left_out_are_counted():
+    x, y = load_iris(return_X_y=True)
+    model = NadarayaWatsonClassifier(bandwidth=0.5).fit(x, y)
+    right = 0
+    for row in range(len(x)):
+        others = np.arange(len(x)) != row
+        right += NadarayaWatsonClassifier(bandwidth=0.5).fit(x[others], y[others]).predict(x[[row]])[0] == y[row]
+    assert model.left_out_score() == pytest.approx(right / len(x))
+    with pytest.raises(ValueError, match="to leave a row out there must be two, got 1"):
+        NadarayaWatson(bandwidth=1.0).fit(x[:1], [1.0]).left_out_score()

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from regard.engines.job import Plan
-from regard.estimators.bandwidths import by_rule
+from regard.estimators.bandwidths import PAIRS_APART, by_rule, trial_rows
 from regard.estimators.choosing import CHOICES, Bandwidth, choose
 from regard.estimators.columns import Category, Columns, Scale, as_frame, scale_of, seen_in
 from regard.estimators.evidence import Evidence, check_room, checked_top, labels_of, numeric
@@ -102,6 +102,16 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         whole = np.empty(len(self.columns_.names))
         whole[self.columns_.numbers], whole[self.columns_.codes] = found.bandwidth, found.blur
         return whole
+
+    def left_out(self) -> tuple[Array, Array, Array | None]:
+        """Targets of training rows, what the others predict of each, and the rows' weights; some rows, of very many."""
+        check_is_fitted(self, "smoother_")
+        found = self.smoother_
+        if len(found.number) < 2:
+            raise ValueError(f"to leave a row out there must be two, got {len(found.number)}")
+        rows = trial_rows(found, PAIRS_APART, self.seed())
+        mean, _ = found.predict(found.number[rows], found.code[rows], rows)
+        return found.value[rows], mean, None if found.weight is None else found.weight[rows]
 
     def seed(self) -> int:
         """One seed for all that is drawn."""
