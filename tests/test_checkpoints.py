@@ -415,3 +415,14 @@ def test_a_schedule_that_must_be_told_something_is_refused():
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(TypeError, match="call the step of ReduceLROnPlateau at the end of validate"):
         train(model, batches, lambda batch: model(batch).mean(), optimizer=optimizer, schedule=plateau, epochs=1)
+
+
+def test_milestones_are_those_of_the_run_that_goes_on(tmp_path):
+    def schedule(milestones):
+        return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones)
+
+    _, rates = scheduled(schedule([3, 15]))
+    with pytest.raises(StoppedError):
+        scheduled(schedule([3, 15]), Checkpoint(tmp_path / "run", every=5), stop=9)
+    _, later = scheduled(schedule([3, 18]), Checkpoint(tmp_path / "run", resume=True))
+    assert later == rates[-len(later) :]

@@ -311,6 +311,8 @@ def test_a_copy_has_the_very_score():
     assert again.to_torch().embed_dim == SIZE
     assert pickle.loads(pickle.dumps(scores.dot)) is scores.dot
     assert copy.copy(scores.constant) is scores.constant
+    for other in (scores.Dot(scaled=True), scores.Constant()):
+        assert type(pickle.loads(pickle.dumps(other))) is type(other)
 
 
 def test_one_query_of_a_group_meets_a_source_that_is_shared():

@@ -254,6 +254,7 @@ def test_dates_and_names_of_rows_are_not_categories_in_silence():
     named = frame[["x"]].assign(id=[f"u{number}" for number in range(n)])
     with pytest.warns(UserWarning, match="column 'id' has 30 categories in 30 rows: leave it out"):
         NadarayaWatson().fit(named, frame["x"])
+    NadarayaWatson().fit(named.astype({"id": "category"}), frame["x"])  # somebody has decided it
 
 
 def test_categories_never_seen_are_counted():

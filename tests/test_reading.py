@@ -142,6 +142,36 @@ def test_exported_layers_are_the_same_and_leave_nothing_behind(name):
     assert_close(exported(other), layer(other))
 
 
+class Padded(MultiHeadAttention):
+    """Lengths that come in, and are a mask within."""
+
+    def forward(self, x, lengths):
+        return super().forward(x, mask=regard.masks.padding(lengths))
+
+
+def test_lengths_are_a_mask_where_torch_reads_the_program():
+    layer, x, lengths = Padded(SIZE, HEADS).eval(), torch.randn(BATCH, LENGTH, SIZE), torch.tensor([7, 3, 1])
+    exported = torch.export.export(layer, (x, lengths), strict=False).module()
+    assert_close(exported(x, lengths), layer(x, lengths))
+    one = vmap(lambda x, lengths: layer(x.unsqueeze(0), lengths.unsqueeze(0)).squeeze(0))
+    assert_close(one(x, lengths), layer(x, lengths), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_by_the_parameters_of_a_score_alone():
+    """Queries and keys are not transformed, and too many for a matrix elsewhere."""
+    score = regard.scores.Additive(5, 5, 3).double()
+    x = rand(800, 5)
+
+    def loss(parameters):
+        return regard.attend(x, x, x, score=lambda *pair: functional_call(score, parameters, pair)).square().sum()
+
+    parameters = {name: parameter.detach() for name, parameter in score.named_parameters()}
+    found = grad(loss)(parameters)
+    loss(dict(score.named_parameters())).backward()
+    for name, parameter in score.named_parameters():
+        assert_close(found[name], parameter.grad)
+
+
 def test_no_table_of_a_stand_in_is_kept():
     layer, x = Sinusoidal(26, base=777.0), torch.randn(2, 5, 26)  # a table that nobody else has asked for
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -221,7 +221,7 @@ def test_a_score_that_is_another_in_backward_is_noticed():
     scale = [1.0]
     mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
     scale[0] = 3.0  # as what a loop goes over is, at its end
-    with pytest.raises(RuntimeError, match=r"got other scores than forward did.* bind what is looped over"):
+    with pytest.raises(RuntimeError, match=r"they are others than in forward: the weights .* bind what is looped over"):
         mean.sum().backward()
     scale[0] = 1.0
     mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
@@ -249,3 +249,29 @@ def test_scores_are_computed_again_in_the_precision_they_had():
         found.append([x.grad for x in tensors])
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() < 0.005 * one.abs().max()  # it was twice that in the precision of the tensors
+
+
+def test_a_score_of_other_parameters_is_noticed_even_if_they_are_equal():
+    """As what a loop goes over is, at its end, where all begin with the same number."""
+    x, scale = rand(2, 11, 4).requires_grad_(), [torch.ones((), dtype=torch.float64, requires_grad=True)]
+    mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
+    scale[0] = torch.ones((), dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="others than in forward: 1 of its parameters are not in it"):
+        mean.sum().backward()
+
+
+def test_activations_can_be_computed_again_around_it():
+    query, key, value = (rand(2, 9, 5, seed=s).requires_grad_() for s in (1, 2, 3))
+    score = scores.Additive(5, 5, 3).double()
+    parameters = [query, key, value, *score.parameters()]
+
+    def run(query):
+        return regard.attend(query, key, value, score=score, engine=Stream(4)).square().sum()
+
+    again = torch.utils.checkpoint.checkpoint(run, query, use_reentrant=False)
+    assert_close(torch.autograd.grad(again, parameters), torch.autograd.grad(run(query), parameters))
+
+
+def test_shapes_alone_go_through():
+    query = torch.empty(2, 300, 5, device="meta")
+    assert regard.attend(query, query, query, score=lambda q, k: q @ k.mT, engine="stream").shape == query.shape

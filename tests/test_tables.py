@@ -97,6 +97,8 @@ def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
         ("size;price;to\n138.3;442;a\n75;321;b\n", [138.3, 75.0], [442, 321]),
         ("size\tprice\tto\n138,3\t442\ta\n75,0\t321\tb\n", [138.3, 75.0], [442, 321]),
         ("size;price;to\n138,3;442.5;a\n75,0;321.5;b\n", ["138,3", "75,0"], [442.5, 321.5]),  # who could tell
+        ("size;price;to\n138,300;442;a\n75,000;321;b\n", ["138,300", "75,000"], [442, 321]),  # thousands, perhaps
+        ("size;price;to\n1,5e3;442,5;a\n75;321;b\n", [1500.0, 75.0], [442.5, 321.0]),
     ],
 )
 def test_other_separators_are_read_with_the_decimals_that_go_with_them(tmp_path, text, size, price):
@@ -104,8 +106,9 @@ def test_other_separators_are_read_with_the_decimals_that_go_with_them(tmp_path,
     assert frame["size"].tolist() == size
     assert frame["price"].tolist() == price
     assert frame["to"].tolist() == ["a", "b"]
+    missing = re.sub(r"\n75(,0+)?", "\n", text)
     with pytest.raises(ValueError, match=r"column 'size', row 2 \(line 3 of"):
-        cells.check_complete(tables.read_table(written(tmp_path, text.replace("\n75", "\n").replace("\n,0", "\n"))))
+        cells.check_complete(tables.read_table(written(tmp_path, missing)))
 
 
 def test_a_name_that_says_tabs_may_hold_commas_and_a_semicolon_may_be_in_a_name(tmp_path):
@@ -222,7 +225,7 @@ def test_dates_are_no_categories(tmp_path, found):
     with pytest.raises(ValueError, match=r"column 'a' holds dates, .* in row 1 .*such as days, or name the column in"):
         roles.features_of(frame, ["n"])
     pd.DataFrame({"a": pd.to_datetime(["1987-11-17", "2001-01-02"]), "n": [1, 2]}).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match="column 'a' holds dates, '1987-11-17 00:00:00' in row 1: turn them into"):
+    with pytest.raises(ValueError, match="column 'a' holds dates or times, '1987-11-17 00:00:00' in row 1: turn them"):
         roles.features_of(tables.read_table(tmp_path / "t.parquet"), ["n"])
 
 
@@ -375,3 +378,36 @@ def test_the_wave_is_that_of_the_sources():
         wave(n=0)
     with pytest.raises(ValueError, match="noise must be a standard deviation, 0 or more, got -1"):
         wave(noise=-1)
+
+
+def test_a_slip_among_decimal_commas_is_found(tmp_path):
+    text = "x;s;y\n" + "".join(f"{row},25;{cell};1\n" for row, cell in enumerate(["0,5", "1,5", "-", "6,5"]))
+    frame = tables.read_table(written(tmp_path, text))
+    with pytest.raises(ValueError, match=r"column 's' holds numbers, but '-' in row 3 \(line 4"):
+        roles.features_of(frame, ["y"])
+    known = schema.Schema("y", {"x": "number", "s": "number"})
+    with pytest.raises(ValueError, match=r"column 's' must hold numbers, got '-' in row 3"):
+        known.rows(frame)
+
+
+@pytest.mark.parametrize("found", [["<5", "<7"], ["5+", "7+"], ["#12", "#13"], ["(1)", "(2)"]])
+def test_signs_that_no_number_has_make_it_text(tmp_path, found):
+    frame = tables.read_table(written(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
+    assert roles.features_of(frame, ["n"])["a"].tolist() == found
+
+
+def test_times_are_refused_wherever_they_stand(tmp_path):
+    frame = pd.DataFrame({"y": [1.0, 2.0], "t": pd.to_timedelta([1, 2], "h"), "d": pd.to_datetime(["2020", "2021"])})
+    frame["o"] = frame["d"].dt.date
+    for name in ("t", "d", "o"):
+        with pytest.raises(ValueError, match=f"column '{name}' holds dates or times, .* or name the column in --drop$"):
+            roles.features_of(frame[["y", name]], ["y"], instead=cells.DROP)
+        with pytest.raises(ValueError, match=f"column '{name}' holds dates or times, .* or predict another column"):
+            roles.target_of(frame, name)
+
+
+def test_what_is_needed_is_not_left_out():
+    frame = pd.DataFrame({"y": [1.0, 2.0], "x": [1.0, 2.0]})
+    assert roles.dropped(frame, " x ,", ["y", None]) == ["x"]
+    with pytest.raises(ValueError, match="column 'y' is needed, as the target, the weight or the bag"):
+        roles.dropped(frame, "x,y", ["y"])

@@ -96,28 +96,36 @@ def test_a_running_mean_is_the_same_in_every_process(tmp_path):
 
 
 def test_every_process_draws_random_numbers_of_its_own(tmp_path):
-    """Or dropout would hide the same places of the rows of all, which is as if there were fewer rows."""
+    """Or dropout would hide the same places of the rows of all. What is drawn elsewhere, as a shuffle, is the same."""
     path = script(
         tmp_path,
         f"""
         from safetensors.torch import save_file
-        team, model, hidden = Team.found(), nn.Linear(64, 1), []
+        team, model, hidden, seen = Team.found(), nn.Linear(64, 1), [], []
 
-        def loss(batch):
+        def shuffled(epoch):
+            for rows in torch.randperm(12).split(4):
+                seen.append(rows)
+                yield rows
+
+        def loss(rows):
             hidden.append(nn.functional.dropout(torch.ones(64)))
-            return model(batch[:, :1] * hidden[-1]).square().mean()
+            return model(rows[:, None] * hidden[-1]).square().mean()
 
         torch.manual_seed(3)
-        train(model, batches, loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), epochs=1, team=team)
-        save_file({{"hidden": torch.stack(hidden)}}, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        train(model, shuffled, loss, optimizer=optimizer, epochs=2, team=team)
+        train(model, shuffled, loss, optimizer=optimizer, epochs=1, team=team)
+        found = {{"hidden": torch.stack(hidden), "seen": torch.stack(seen), "seed": torch.tensor(torch.initial_seed())}}
+        save_file(found, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
         """,
     )
     in_two_processes(path)
-    first, second = (load_file(tmp_path / f"{rank}.safetensors")["hidden"] for rank in (0, 1))
-    torch.manual_seed(3)
-    assert torch.equal(first, torch.stack([nn.functional.dropout(torch.ones(64)) for _ in range(6)]))
-    masks = torch.cat([first, second])
-    assert len(torch.unique(masks, dim=0)) == 12  # nor does the second draw the same in each step
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    masks = torch.cat([first["hidden"][:6], second["hidden"][:6]])
+    assert len(torch.unique(masks, dim=0)) == 12  # nor does one draw the same in each step
+    assert torch.equal(first["seen"], second["seen"])
+    assert int(first["seed"]) == int(second["seed"]) == 3
 
 
 def test_two_processes_go_on_as_if_they_had_not_stopped(tmp_path):
@@ -168,3 +176,22 @@ def test_rows_are_those_of_the_first_tensor_wherever_it_is():
     assert rows(UserDict(names=["a"], x=torch.ones(5, 2))) == 5
     assert rows(([1, 2], {"x": np.ones((3, 2))})) == 3
     assert rows({"text": "abc"}) == rows(torch.tensor(1.0)) == 1
+
+
+def test_arrays_in_a_state_are_nobody_elses(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import numpy as np
+
+        class Extra(nn.Linear):
+            def get_extra_state(self):
+                return {"of": np.ones(2)}
+
+            def set_extra_state(self, state):
+                pass
+
+        Team.found().same(Extra(2, 1))
+        """,
+    )
+    in_two_processes(path)

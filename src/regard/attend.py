@@ -16,12 +16,12 @@ from torch import Tensor
 from regard.checks import is_number, positive
 from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
-from regard.engines.reading import transformed
 from regard.engines.stream import mask_gradient
 from regard.engines.top import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal, parts_of
 from regard.parts import Attended
+from regard.reading import transforming
 from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot
 from regard.weighing import Weighing, softmax
 
@@ -104,8 +104,8 @@ def attend(
 
 def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
     """The usual case without ceremony, or None: what `flash` does with tensors that need no preparing."""
-    given = query, key, value
-    if all(isinstance(x, Tensor) for x in given) and not transformed(*given):
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+    if tensors and not transforming():
         return flash.straight(query, key, value, None if score.scaled else 1.0, is_causal)
     return None
 
@@ -123,7 +123,7 @@ def attend_parts(
     (torch.Size([3, 2]), torch.Size([3]))
     """
     job = checked(query, key, value, score, mask, softmax, 0.0)
-    return Dense().attend_parts(job) if small(job) or wrapped(job) else Stream().attend_parts(job)
+    return Dense().attend_parts(job) if small(job) or transforming() else Stream().attend_parts(job)
 
 
 @overload
@@ -184,7 +184,7 @@ def plan(
 
 def choose(job: Job) -> Plan:
     """The engine for a job, and the reason. All rules are here."""
-    if wrapped(job):
+    if transforming():
         return Plan("dense", "torch.func transforms the program, which only dense lets it")
     if job.weigh is not softmax:
         return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
@@ -213,11 +213,6 @@ def choose(job: Job) -> Plan:
     if small(job):
         return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
-
-
-def wrapped(job: Job) -> bool:
-    """Whether the job is within a transformation of `torch.func`."""
-    return transformed(job.query, job.key, job.value, *job.probes)
 
 
 def small(job: Job) -> bool:

@@ -322,4 +322,4 @@ def shown(value: Any) -> str:
     """
     if not isinstance(value, float | np.floating):
         return str(value)
-    return f"{value:,.0f}" if 1e4 <= abs(float(value)) < 1e15 else f"{value:.4g}"
+    return f"{value:,.0f}" if 9999.5 <= abs(float(value)) < 1e15 else f"{value:.4g}"

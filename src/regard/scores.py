@@ -90,7 +90,8 @@ class Constant:
     def __repr__(self) -> str:
         return "constant"
 
-    __reduce__ = __repr__  # a copy is the same one, which is known by its name
+    def __reduce__(self) -> Any:
+        return "constant" if self is constant else super().__reduce__()  # a copy is the very one, known by its name
 
 
 class Dot:
@@ -120,7 +121,8 @@ class Dot:
     def __repr__(self) -> str:
         return "scaled_dot" if self.scaled else "dot"
 
-    __reduce__ = __repr__  # a copy is the same one, which is known by its name
+    def __reduce__(self) -> Any:
+        return str(self) if self in (dot, scaled_dot) else super().__reduce__()  # a copy is the very one
 
 
 constant = Constant()

@@ -38,7 +38,8 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     ids = bag_of(frame, bag)
     value = of_bags(roles.target_of(frame, target, kind), ids)
     said = roles.hints_of(value.rename(target), kind)
-    rows = roles.features_of(frame, [target, bag, *roles.dropped(frame, given["drop"])])
+    others = [target, bag, *roles.dropped(frame, given["drop"], [target, bag])]
+    rows = roles.features_of(frame, others, instead=cells.DROP)
     check_features(rows)
     rows, fill = tables.impute(rows) if impute else (rows, None)
     cells.check_complete(rows)  # as_bags makes 0 and 1 of truths

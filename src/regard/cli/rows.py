@@ -12,19 +12,7 @@ if TYPE_CHECKING:
 
 WHAT = "rows"
 SETTINGS = ("kernel", "bandwidth", "metric", "order", "scale")
-OPTIONS = (
-    "target",
-    "drop",
-    "kernel",
-    "bandwidth",
-    "metric",
-    "order",
-    "scale",
-    "categorical",
-    "ordered",
-    "weight",
-    "impute",
-)
+OPTIONS = (*SETTINGS, "target", "drop", "categorical", "ordered", "weight", "impute")
 
 
 def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
@@ -37,7 +25,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     value = roles.target_of(frame, target, kind)
     weight, order = given["weight"], orders_in(given["ordered"])
     count = None if weight is None else roles.weight_of(frame, weight)
-    others = [target, weight or target, *roles.dropped(frame, given["drop"])]
+    others = [target, weight or target, *roles.dropped(frame, given["drop"], [target, weight])]
     rows = roles.features_of(frame, others, roles.names_in(given["categorical"]), order)
     said = roles.hints_of(value, kind)
     said += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in order]

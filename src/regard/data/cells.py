@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.data.tables import PARQUET, pandas, suffix_of
+from regard.data.tables import ALIKE, PARQUET, pandas, suffix_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-NUMBER = r"\W*(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?\W*"
+NUMBER = r"[-+]?\s*[$€£¥]?\s*[-+]?(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?\s*[$€£¥%]?"
 """A number as people write it: 1.234,5 and $1,234.5 and 12 %."""
+CATEGORY, DROP = "name the column in --categorical or --drop", "name the column in --drop"
+TIMES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
-ALIKE = 0.5
-"""The share of numbers from which a column of text is taken for numbers with a slip in it."""
 
 
 def check_complete(frame: "DataFrame", advice: str = "fill it in, leave the row out, or use --impute") -> None:
@@ -40,16 +40,13 @@ def check_finite(frame: "DataFrame") -> None:
             raise ValueError(f"column {name!r} is infinite in {where(frame, int(np.argmax(endless)))}")
 
 
-def check_numbers(
-    frame: "DataFrame", mend: str = "mend it, empty it", instead: str = "name the column in --categorical or --drop"
-) -> None:
+def check_numbers(frame: "DataFrame", mend: str = "mend it, empty it", instead: str = CATEGORY) -> None:
     """A column that is text because of how its numbers are written is an error, not a category for each of them."""
-    pd = pandas()
     for name in frame.columns:
         if not is_text(frame[name]):
             continue
         known = frame[name].notna().to_numpy()
-        slip = known & pd.to_numeric(frame[name], errors="coerce").isna().to_numpy()
+        slip = known & numbers_of(frame, name).isna().to_numpy()
         if not slip.any():
             continue
         row, cells = int(np.argmax(slip)), frame[name][slip].astype(str).str.strip()
@@ -62,6 +59,30 @@ def check_numbers(
             raise ValueError(
                 f"column {name!r} holds what looks like numbers, {cell}: write them as 1234.5, or {instead}"
             )
+
+
+def numbers_of(frame: "DataFrame", name: str) -> "Series":
+    """The numbers in a column of text, with the decimals of its file; NaN for what is none."""
+    column = frame[name]
+    if frame.attrs.get("decimal") == ",":
+        column = column.where(column.isna(), column.astype(str).str.replace(",", ".", regex=False))
+    found: Series = pandas().to_numeric(column, errors="coerce")
+    return found
+
+
+def check_no_times(frame: "DataFrame", instead: str) -> None:
+    """Dates and times are no numbers, and a category for each says nothing."""
+    for name in frame.columns:
+        if is_time(frame[name]):
+            raise ValueError(
+                f"column {name!r} holds dates or times, {str(frame[name].iloc[0])!r} in {where(frame, 0)}: turn them"
+                f" into numbers, such as days, or {instead}"
+            )
+
+
+def is_time(column: "Series") -> bool:
+    """Whether a column holds dates, times or spans of them."""
+    return column.dtype.kind in "mM" or pandas().api.types.infer_dtype(column, skipna=True) in TIMES
 
 
 def where(frame: "DataFrame", position: int) -> str:

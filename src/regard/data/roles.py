@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from regard.data.cells import check_complete, check_finite, check_numbers, where
+from regard.data.cells import CATEGORY, check_complete, check_finite, check_no_times, check_numbers, where
 from regard.data.tables import column, listed, pandas, pick
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def target_of(frame: "DataFrame", name: str, kind: str = "auto") -> "Series":
     """
     target, alone = column(frame, name), pick(frame, [name])
     check_complete(alone, "a target cannot be imputed: leave the row out")
+    check_no_times(alone, "predict another column")
     if kind != "classification":
         check_numbers(alone, "mend it", "say --kind classification")
     check_finite(alone)
@@ -62,9 +63,13 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def dropped(frame: "DataFrame", text: str) -> list[str]:
-    """Columns to leave out, as typed; they must be there."""
-    return list(pick(frame, names_in(text)).columns)
+def dropped(frame: "DataFrame", text: str, needed: Collection[str | None]) -> list[str]:
+    """Columns to leave out, as typed; they must be there, and not needed."""
+    names = list(pick(frame, names_in(text)).columns)
+    for name in names:
+        if name in needed:
+            raise ValueError(f"column {name!r} is needed, as the target, the weight or the bag, and cannot be left out")
+    return names
 
 
 def features_of(
@@ -72,8 +77,11 @@ def features_of(
     others: Collection[str],
     categorical: Collection[str] = (),
     ordered: Mapping[str, list[str] | None] | None = None,
+    instead: str = CATEGORY,
 ) -> "DataFrame":
     """The columns to learn from: all but the `others`, which are target, weight, and what is to be left out.
+
+    `instead` is what else to do with a column that is neither numbers nor words.
 
     Those named as categories are turned to pandas' own, and ordered ones have the order given, or a natural one.
     """
@@ -85,19 +93,14 @@ def features_of(
             raise ValueError(f"column {name!r} is the target or the weight, or left out, and cannot be a category too")
     if not len(rows.columns):
         raise ValueError("there is no column to learn from beside the target")
-    check_numbers(rows[[name for name in rows.columns if name not in named]])
+    plain = rows[[name for name in rows.columns if name not in named]]
+    check_numbers(plain, instead=instead)
+    check_no_times(plain, instead)
     for name, code in frame.attrs.get("codes", {}).items():
-        if name in rows.columns and name not in named and is_number(rows[name]):
+        if name in plain.columns and is_number(plain[name]):
             warnings.warn(
-                f"column {name!r} is read as numbers, {code!r} in it as {int(code)}: if they are codes, name the column"
-                " in --categorical",
+                f"column {name!r} is read as numbers, {code!r} in it as {int(code)}: if they are codes, {instead}",
                 stacklevel=2,
-            )
-    for name in rows.columns:
-        if name not in named and pandas().api.types.is_datetime64_any_dtype(rows[name].dtype):
-            raise ValueError(
-                f"column {name!r} holds dates, {str(rows[name].iloc[0])!r} in {where(frame, 0)}: turn them into"
-                " numbers, such as days, or name the column in --categorical or --drop"
             )
     check_finite(rows)
     made = {name: rows[name].astype("category") for name in categorical if name not in ordered}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.data.cells import check_complete, check_finite, is_text, where
-from regard.data.tables import impute, pandas, pick
+from regard.data.cells import check_complete, check_finite, is_text, numbers_of, where
+from regard.data.tables import impute, pick
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -48,7 +48,7 @@ class Schema:
 
 def numbers_in(frame: "DataFrame", name: str, strict: bool) -> "Series":
     """The numbers in a column of text; what is none of them is an error, or stays a stranger."""
-    found = pandas().to_numeric(frame[name], errors="coerce")
+    found = numbers_of(frame, name)
     slip = (found.isna() & frame[name].notna()).to_numpy()
     if strict and slip.any():
         row = int(np.argmax(slip))

@@ -24,6 +24,10 @@ SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*SEPARATORS, *PARQUET)
 INSTALL = 'pip install "regard[all]"'
+ALIKE = 0.5
+"""The share of numbers from which a column of text is taken for numbers with a slip in it."""
+COMMA = r"[-+]?\d+(,\d+)?([eE][-+]?\d+)?"
+"""A number with a decimal comma."""
 SEEN = 1000
 """Rows in which codes with zeros in front are looked for."""
 
@@ -61,10 +65,11 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
                 separator = separator_in(names, separator)
             check_names(path, [name for name in names if name])
             some = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=SEEN)
+            decimal = "." if separator == "," else decimal_in(some)
             frame = pd.read_csv(
                 path,
                 sep=separator,
-                decimal="." if separator == "," else decimal_in(some),
+                decimal=decimal,
                 index_col=False,
                 low_memory=False,
                 dtype={place: str for place, name in enumerate(names) if name in text},
@@ -85,7 +90,7 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
         )
         frame = frame.iloc[:, [place for place, name in enumerate(names) if name]]
     frame = frame.set_axis([name for name in names if name], axis=1)
-    frame.attrs |= {"codes": codes_in(names, some), "separator": separator}
+    frame.attrs |= {"codes": codes_in(names, some), "separator": separator, "decimal": decimal}
     return frame
 
 
@@ -180,13 +185,17 @@ def separator_in(names: list[str], separator: str) -> str:
 
 
 def decimal_in(cells: "DataFrame") -> str:
-    """What stands before decimals: a comma, where some column has numbers with one and no other has a point."""
+    """What stands before decimals: a comma, where most of some column are numbers with one, and no other has a point.
+
+    1,200 may be a thousand: where a comma has three digits behind it in all cells, nothing is taken for granted.
+    """
     columns = [column.dropna().str.strip() for _, column in cells.items()]
     commas = any(
-        len(column) and column.str.fullmatch(r"[-+]?\d+(,\d+)?").all() and column.str.contains(",").any()
+        column.str.fullmatch(COMMA).mean() >= ALIKE and column.str.fullmatch(r"[-+]?\d+,(\d{1,2}|\d{4,})").any()
         for column in columns
+        if len(column)
     )
-    points = any(len(column) and column.str.fullmatch(r"[-+]?\d*\.\d+").any() for column in columns)
+    points = any(column.str.fullmatch(r"[-+]?\d*\.\d+").any() for column in columns)
     return "," if commas and not points else "."
 
 

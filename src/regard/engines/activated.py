@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from regard.engines.job import spans
-from regard.engines.reading import transformed
+from regard.reading import transforming
 
 Activation = Callable[[Tensor], Tensor]
 CACHE = 2**19
@@ -26,7 +26,7 @@ all it likes: computing again would take longer than what it saves is worth."""
 def activated_linear(h: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """`[..., hidden]` to `[..., size]`. The activation must have no parameters and draw no random numbers."""
     small = not torch.is_grad_enabled() or h.numel() <= CACHE
-    if small or torch.is_autocast_enabled(h.device.type) or transformed(h, weight):
+    if small or torch.is_autocast_enabled(h.device.type) or transforming():
         return functional.linear(activation(h), weight, bias)
     return ActivatedLinear.apply(h, weight, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -5,6 +5,7 @@ cannot be seen to, because it is in a function of somebody's own, is noticed by 
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -27,15 +28,28 @@ def with_state(score: Callable[[Tensor, Tensor], Tensor], state: dict[str, Tenso
     return lambda query, key: torch.func.functional_call(score, state, (query, key))
 
 
-def check_same(sums: Tensor) -> None:
-    """Weights that are computed again add up to 1, as they did; or what computes them is another by now."""
+def check_same(sums: Tensor, missed: int) -> None:
+    """Weights that are computed again add up to 1, as they did, by the same parameters; or what computes them changed.
+
+    sums     [..., q] of the weights of each query
+    missed   how many parameters forward depended on, and backward on no more
+    """
     off = float((sums - 1).abs().nan_to_num(0.0).max()) if sums.numel() else 0.0
-    if off > DRIFT:
-        raise RuntimeError(
-            "backward calls the score and the mask again, and got other scores than forward did: the weights of a"
-            f" query add up to 1 ± {off:.2g}. Do not change what they hold in between, and in a loop bind what is"
-            " looped over, lambda query, key, s=s: …; or attend with engine='dense'"
-        )
+    if off <= DRIFT and not missed:
+        return
+    other = f"{missed} of its parameters are not in it" if missed else f"the weights of a query add up to 1 ± {off:.2g}"
+    raise RuntimeError(
+        f"backward calls the score and the mask again, and they are others than in forward: {other}. Do not change what"
+        " they hold in between, and in a loop bind what is looped over, lambda query, key, s=s: …; or attend with"
+        " engine='dense'"
+    )
+
+
+def autocast_of(kind: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """The precision that products have now on a kind of device, for later."""
+    if not torch.amp.is_autocast_available(kind):
+        return contextlib.nullcontext
+    return functools.partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from regard.engines import dropout
 from regard.engines.job import Job, mask_parts, masked, scores_of
-from regard.engines.reading import compiling, transformed
 from regard.parts import Attended
+from regard.reading import compiling, transforming
 from regard.weighing import blind, softmax
 
 
@@ -25,7 +25,7 @@ class Dense:
 
     def attend(self, job: Job) -> Tensor:
         weight = weights(job)
-        if job.dropout and (compiling() or transformed(weight)):
+        if job.dropout and (compiling() or transforming()):
             weight = functional.dropout(weight, job.dropout)
         elif job.dropout:
             weight = torch.where(whole_dropout(job), weight * dropout.keep_scale(job.dropout), 0.0)

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.engines.job import Job, broadcast, mask_parts
-from regard.engines.reading import compiling
 from regard.engines.stream import Stream
 from regard.kernels import DOT_LIMIT, centred, reach
 from regard.masks import as_bias, causal
+from regard.reading import compiling
 from regard.scores import is_inner_product, is_squared_distance
 from regard.weighing import softmax
 
@@ -72,7 +72,7 @@ def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_
         return None
     mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
     few = mean.numel() <= FEW and not is_causal and not compiling()
-    doubtful = not mean.detach().abs().min() > 0 if few else suspect(mean)  # NaN is not
+    doubtful = not torch.linalg.vector_norm(mean.detach(), -math.inf) > 0 if few else suspect(mean)  # NaN is not
     return None if doubtful else mean
 
 

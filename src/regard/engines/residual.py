@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from regard.engines import dropout
 from regard.engines.job import spans
-from regard.engines.reading import compiling, transformed
 from regard.engines.threads import spread
+from regard.reading import compiling, transforming
 
 ALONE = 2**21
 """Numbers below which one thread does it."""
@@ -47,7 +47,7 @@ def dropped(x: Tensor, share: float) -> Tensor:
 def fusible(x: Tensor) -> bool:
     """Whether the loops can do it."""
     usual = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.ndim > 0
-    return usual and not compiling() and not transformed(x)
+    return usual and not compiling() and not transforming()
 
 
 class AddDropped(torch.autograd.Function):

@@ -27,11 +27,11 @@ from torch.autograd.function import once_differentiable
 
 from regard.checks import is_count
 from regard.engines import dropout
-from regard.engines.again import check_same, hooks_off, random_states, replayed, state_of, with_state
+from regard.engines.again import autocast_of, check_same, hooks_off, random_states, replayed, state_of, with_state
 from regard.engines.job import Job, masked, scores_of, spans
-from regard.engines.reading import compiling
 from regard.masks import Mask, block_of, parts_of, tensors_of
 from regard.parts import Attended
+from regard.reading import compiling
 from regard.scores import is_inner_product, is_squared_distance
 from regard.weighing import softmax
 
@@ -155,8 +155,7 @@ class Blocks(torch.autograd.Function):
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
         ctx.random = random_states(query.device)
-        kind = query.device.type
-        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.autocast = autocast_of(query.device.type)
         mean = query.new_zeros(*blocking.shape[:-1], value.shape[-1])
         peaks = query.new_full(blocking.shape[:-1], -math.inf)
         totals = query.new_ones(blocking.shape[:-1])
@@ -191,14 +190,15 @@ class Blocks(torch.autograd.Function):
     def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
         blocking: Blocking = replace(ctx.blocking, score=with_state(ctx.blocking.score, ctx.state))
         count = len(ctx.needs_input_grad) - 2
-        query, key, value, *rest = ctx.saved_tensors[:count]
-        mean, peaks, totals, *_ = ctx.saved_tensors[count:]  # a mask that was changed since is refused
+        kept = ctx.saved_tensors  # where a mask that was changed since is refused; to be read once
+        query, key, value, *rest = kept[:count]
+        mean, peaks, totals, *_ = kept[count:]
         biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
         slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
         query_slope, key_slope, value_slope, *rest_slopes = slopes
         offset = (mean_slope * mean).sum(dim=-1) - weight_slope
         peaks = peaks.masked_fill(peaks == -math.inf, math.inf)  # exp(s - inf) = 0
-        sums = torch.zeros_like(totals)
+        sums, missed = torch.zeros_like(totals), {id(leaf) for leaf in leaves if leaf.requires_grad}
         wanted = ctx.needs_input_grad[2:]
         score_wanted = [*wanted[:2], *wanted[3 : 3 + ctx.bias_count]]
         with replayed(ctx.random), hooks_off(leaves):
@@ -206,7 +206,7 @@ class Blocks(torch.autograd.Function):
                 bias_blocks = blocking.bias_blocks(biases, rows, columns)
                 blocks = (query[..., rows, :], key[..., columns, :], *bias_blocks)
                 inputs = [x.detach().requires_grad_(want) for x, want in zip(blocks, score_wanted, strict=True)]
-                with torch.enable_grad(), torch.autocast(*ctx.autocast):
+                with torch.enable_grad(), ctx.autocast():
                     scores = blocking.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
                 weight = (scores.detach() - peaks[..., rows, None]).exp() / totals[..., rows, None]
                 sums[..., rows] += weight.sum(dim=-1)
@@ -231,10 +231,11 @@ class Blocks(torch.autograd.Function):
                 found = torch.autograd.grad(
                     scores, [x for x, _ in learning], score_slope, retain_graph=True, allow_unused=True
                 )
-                for (_, target), part in zip(learning, found, strict=True):
+                for (x, target), part in zip(learning, found, strict=True):
                     if part is not None:
                         target += part
-        check_same(sums.masked_fill(peaks == math.inf, 1.0))
+                        missed.discard(id(x))
+        check_same(sums.masked_fill(peaks == math.inf, 1.0), len(missed))
         return None, None, *(slope if need else None for slope, need in zip(slopes, wanted, strict=True))
 
 

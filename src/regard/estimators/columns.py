@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from regard.data.cells import is_time
+
 SCALES = ("rank", "standard")
-TIMES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 MANY = 20
 """Categories from which there may be too many."""
 QUANTILES = 1000
@@ -93,7 +94,7 @@ def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Co
     categories: dict[int, Category] = {}
     if categorical == "dtype" and frame:
         categories = {place: by_dtype(X.iloc[:, place]) for place in range(width) if is_category(X.iloc[:, place])}
-        warn_of_many(names, categories, len(X))
+        warn_of_many(X, categories)
     elif not isinstance(categorical, str) and categorical is not None:
         for name in categorical:
             place = place_of(name, places, width)
@@ -108,13 +109,16 @@ def seen_in(X: Any, categorical: Any, ordered: Sequence[str | int] | None) -> Co
     return Columns(names, categories)
 
 
-def warn_of_many(names: tuple[str, ...], categories: dict[int, Category], rows: int) -> None:
-    """A category that stands in one row says nothing of others: names of rows, or numbers that were read as text."""
+def warn_of_many(X: Any, categories: dict[int, Category]) -> None:  # noqa: N803
+    """A category that stands in one row says nothing of others: names of rows, or numbers that were read as text.
+
+    Of columns that somebody made categories nothing is said.
+    """
     for place, category in categories.items():
-        if len(category.values) > max(MANY, rows / 2) and not category.ordered:
+        if len(category.values) > max(MANY, len(X) / 2) and not hasattr(X.iloc[:, place], "cat"):
             warnings.warn(
-                f"column {names[place]!r} has {len(category.values):,} categories in {rows:,} rows: leave it out if it"
-                " names the rows, or turn it into numbers if it holds any",
+                f"column {str(X.columns[place])!r} has {len(category.values):,} categories in {len(X):,} rows: leave it"
+                " out if it names the rows, or turn it into numbers if it holds any",
                 stacklevel=4,
             )
 
@@ -141,13 +145,6 @@ def is_category(column: Any) -> bool:
     return is_truth(column) or not is_numeric_dtype(column.dtype)
 
 
-def is_time(column: Any) -> bool:
-    """Whether a pandas column holds dates, times or spans of them."""
-    from pandas.api.types import infer_dtype
-
-    return column.dtype.kind in "mM" or infer_dtype(column, skipna=True) in TIMES
-
-
 def is_truth(column: Any) -> bool:
     """Whether a pandas column holds True and False."""
     from pandas.api.types import is_bool_dtype
@@ -159,8 +156,8 @@ def by_dtype(column: Any) -> Category:
     """The categories of a column, in the order that its dtype gives them."""
     if is_time(column):
         raise ValueError(
-            f"column {column.name!r} holds dates or times, {str(column.iloc[0])!r}: turn it into numbers, such as"
-            f" (frame[{column.name!r}] - frame[{column.name!r}].min()).dt.days, or name it in categorical=[…]"
+            f"column {column.name!r} holds dates or times, {str(column.iloc[0])!r}: turn it into numbers, such as days,"
+            " or name it in categorical=[…]"
         )
     if hasattr(column, "cat"):
         return Category(tuple(plain(value) for value in column.cat.categories), bool(column.cat.ordered))

@@ -241,8 +241,8 @@ def like(saved: Any, fresh: Any) -> Any:
     {'milestones': Counter({5: 1}), 'rates': (0.1,)}
     """
     if isinstance(saved, dict) and isinstance(fresh, dict):
-        keys = {str(key): key for key in fresh}
-        found = {keys.get(name, name): like(value, fresh.get(keys.get(name, name))) for name, value in saved.items()}
+        key = int if fresh and all(type(name) is int for name in fresh) else str
+        found = {key(name): like(value, fresh.get(key(name))) for name, value in saved.items()}
         return Counter(found) if isinstance(fresh, Counter) else found
     if isinstance(saved, list) and isinstance(fresh, list | tuple):
         return type(fresh)(like(one, dict(enumerate(fresh)).get(place)) for place, one in enumerate(saved))

@@ -192,11 +192,11 @@ class Run(Generic[Batch]):
     def step(self, group: list[Batch]) -> tuple[float, int]:
         """One step down the gradient of some batches; the loss it started from, and how much was counted."""
         self.optimizer.zero_grad()
-        self.team.draw_apart((self.seed, self.at.steps))
         if len(group) == self.team.size == 1:
             value, counted = self.backward(self.loss(group[0])), self.count(group[0])
         else:
-            value, counted = self.together(group)
+            with self.team.apart(self.seed, self.at.steps):
+                value, counted = self.together(group)
         if self.clip is not None or self.checkpoint is not None:
             limit = math.inf if self.clip is None else self.clip
             self.check(float(nn.utils.clip_grad_norm_(self.parameters, limit)), "gradient")

@@ -5,7 +5,8 @@ processes train the same model as one. The processes find each other by `acceler
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -65,17 +66,22 @@ class Team:
         if self.size > 1:
             from accelerate.utils import broadcast
 
-            for tensor in tensors_in(model.state_dict()):
+            for tensor in filter(torch.is_tensor, model.state_dict().values()):
                 tensor.copy_(broadcast(tensor.contiguous()))
 
-    def draw_apart(self, entropy: Sequence[int]) -> None:
-        """Give every process but the leader random numbers of its own, or dropout would hide the same in all shares.
+    @contextmanager
+    def apart(self, *entropy: int) -> Iterator[None]:
+        """Random numbers of one's own in here, or dropout would hide the same in all shares; outside they are alike.
 
         They follow from `entropy` alone: who begins anew from there draws the same.
         """
-        if not self.leads:
-            seed = np.random.SeedSequence([self.rank, *entropy]).generate_state(1, np.uint64)[0]
+        if self.size == 1:
+            yield
+            return
+        seed = np.random.SeedSequence([self.rank, *entropy]).generate_state(1, np.uint64)[0]
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
             torch.manual_seed(int(seed >> 1))  # torch takes 63 bits
+            yield
 
     def add_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Add up what every process found, in one message. Who found nothing for a parameter counts as zero."""

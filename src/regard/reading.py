@@ -4,7 +4,6 @@ There nothing can be decided by what numbers are, and loops that are not torch's
 """
 
 import torch
-from torch import Tensor
 
 
 def compiling() -> bool:
@@ -12,13 +11,13 @@ def compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
-def transformed(*tensors: Tensor) -> bool:
-    """Whether some of them stand for others, within `vmap`, `grad`, `jvp` and the like of `torch.func`.
+def transforming() -> bool:
+    """Whether this runs within `vmap`, `grad`, `jvp` or another transformation of `torch.func`.
 
     >>> import torch
     >>> seen = []
-    >>> _ = torch.func.vmap(lambda x: seen.append(transformed(x)) or x)(torch.ones(2, 3))
-    >>> seen, transformed(torch.ones(3))
+    >>> _ = torch.func.vmap(lambda x: seen.append(transforming()) or x)(torch.ones(2, 3))
+    >>> seen, transforming()
     ([True], False)
     """
-    return not compiling() and any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
