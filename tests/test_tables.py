@@ -381,7 +381,7 @@ def test_the_wave_is_that_of_the_sources():
 
 
 def test_a_slip_among_decimal_commas_is_found(tmp_path):
-    text = "x;s;y\n" + "".join(f"{row},25;{cell};1\n" for row, cell in enumerate(["0,5", "1,5", "-", "6,5"]))
+    text = "x;s;y\n" + "".join(f"{row};{cell};1\n" for row, cell in enumerate(["0,5", "1,5", "-", "6,5"]))
     frame = tables.read_table(written(tmp_path, text))
     with pytest.raises(ValueError, match=r"column 's' holds numbers, but '-' in row 3 \(line 4"):
         roles.features_of(frame, ["y"])
