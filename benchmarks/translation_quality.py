@@ -43,7 +43,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "transformer": BLOCKS | {"attention_dropout": 0.3, "epochs": 55},
     "transformer-splits": BLOCKS | {"piece_dropout": 0.05, "epochs": 50},
     "transformer-longer": BLOCKS | {"piece_dropout": 0.05, "epochs": 72},  # the finished run before it, gone on with
-    "transformer-105": BLOCKS | {"piece_dropout": 0.05, "epochs": 105},  # and again
+    "transformer-105": BLOCKS | {"piece_dropout": 0.05, "epochs": 105},  # and this one
+    "transformer-135": BLOCKS | {"piece_dropout": 0.05, "epochs": 135},  # again that of 72
     "transformer-5000": BLOCKS | {"vocabulary": 5000, "batch_tokens": 2048, "learning_rate": 4e-3, "epochs": 48},
     "bahdanau": RECURRENT | {"model": "bahdanau"},
     "luong": RECURRENT | {"model": "luong"},
