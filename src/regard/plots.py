@@ -19,6 +19,8 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "
 CYCLE = (ORANGE, SKY, VERMILION, GREEN, PURPLE, BLUE)
 GREY, INK = "#999999", "#333333"
 MARKERS = "osD^vP"
+LINE = 5.4
+"""Inches that a title of a line needs, beside the names of rows."""
 TICKS = 6
 
 
@@ -142,7 +144,8 @@ def alignment_map(
             f"weights must be [{len(queries)}, {len(keys)}], queries by keys, and at least one, got"
             f" {list(weights.shape)}"
         )
-    axes = axes or fresh(min(16, 1.6 + 0.3 * len(keys)), min(16, 1.2 + 0.28 * len(queries)))
+    wide = max(LINE, 1.6 + 0.3 * len(keys))
+    axes = axes or fresh(min(16, wide), min(16, 1.2 + 0.28 * len(queries)))
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     small = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"
     axes.set_xticks(range(len(keys)), list(keys), rotation=90 if max(map(len, keys)) > 1 else 0, fontsize=small)
