@@ -2,6 +2,8 @@
 
 import textwrap
 
+import torch
+
 # A model with dropout, so that random numbers count; six batches an epoch, which differ between epochs.
 SCRIPT = """
 import sys, time
@@ -38,3 +40,12 @@ def script(tmp_path, last_line):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT + textwrap.dedent(last_line))
     return str(path)
+
+
+def same(model, other):
+    for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+
+
+class StoppedError(Exception):
+    pass

@@ -179,19 +179,26 @@ def test_rows_are_those_of_the_first_tensor_wherever_it_is():
 
 
 def test_arrays_in_a_state_are_nobody_elses(tmp_path):
+    """Tensors are the leader's; what else a model keeps in its state stays its own."""
     path = script(
         tmp_path,
-        """
+        f"""
         import numpy as np
+        from safetensors.torch import save_file
 
         class Extra(nn.Linear):
             def get_extra_state(self):
-                return {"of": np.ones(2)}
+                return np.ones(2)
 
             def set_extra_state(self, state):
                 pass
 
-        Team.found().same(Extra(2, 1))
+        team, model = Team.found(), Extra(2, 1)
+        nn.init.constant_(model.weight, team.rank + 5.0)
+        team.same(model)
+        save_file({{"weight": model.weight.detach()}}, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
         """,
     )
     in_two_processes(path)
+    for rank in (0, 1):
+        assert load_file(tmp_path / f"{rank}.safetensors")["weight"].tolist() == [[5.0, 5.0]]

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from regard.cli.pictures import drawn
 from regard.data import cells, roles, tables
 from regard.data.schema import Schema, as_json, from_json, kinds_of
@@ -50,7 +52,7 @@ def quality(model: Any) -> list[str]:
         return []
     score = model.left_out_score()
     if hasattr(model, "classes_"):
-        usual = model.smoother_.value.mean(axis=0).max()
+        usual = np.average(model.smoother_.value, axis=0, weights=model.smoother_.weight).max()
         return [f"of rows left out in turn, {score:.1%} are predicted right; the commonest class has {usual:.1%}"]
     return [f"R² of rows left out in turn: {score:.3f}; their mean has 0"]
 

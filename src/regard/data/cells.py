@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 NUMBER = r"[-+]?\s*[$€£¥]?\s*[-+]?(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?\s*[$€£¥%]?"
 """A number as people write it: 1.234,5 and $1,234.5 and 12 %."""
-CATEGORY, DROP = "name the column in --categorical or --drop", "name the column in --drop"
-TIMES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
+TIMES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
+"""What pandas calls columns of dates and times."""
+CATEGORY, DROP = "name the column in --categorical or --drop", "name the column in --drop"
+"""What else to do with a column, of rows and of bags."""
 
 
 def check_complete(frame: "DataFrame", advice: str = "fill it in, leave the row out, or use --impute") -> None:
