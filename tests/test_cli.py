@@ -371,3 +371,7 @@ def test_fit_says_how_well_rows_are_predicted_that_are_left_out(here, houses):
     share = max(houses["garden"][:100].mean(), 1 - houses["garden"][:100].mean())
     right = regard.load("model").left_out_score()
     assert f"of rows left out in turn, {right:.1%} are predicted right; the commonest class has {share:.1%}\n" in said
+    houses[:100].assign(count=1 + 8 * houses["garden"][:100]).to_csv("counted.csv", index=False)
+    said = run("fit", "counted.csv", "--target", "garden", "--weight", "count", "--out", "model").stderr
+    share = 9 * houses["garden"][:100].sum() / (100 + 8 * houses["garden"][:100].sum())
+    assert f"the commonest class has {share:.1%}\n" in said
