@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data.pairs import PADDING, PairBatch, Pairs, TokenBatches, as_pairs
 from regard.data.splits import Splits
 from regard.data.vocabularies import Vocabularies, vocabularies
-from regard.estimators.learning import adamw
+from regard.estimators.learning import OPTIMIZERS
 from regard.estimators.pair_corpus import Coded, held_out, some, usable, warn_of_equals
 from regard.estimators.seq2seq import Seq2Seq
 from regard.estimators.translating import searched
@@ -72,7 +72,7 @@ def learn(
     board: str | Path | None,
 ) -> History:
     """Trains the model."""
-    optimizer = adamw(model, rate(settings), settings.weight_decay, betas=(0.9, 0.98))
+    optimizer = OPTIMIZERS[settings.optimizer](model, rate(settings), settings.weight_decay, betas=(0.9, 0.98))
     tokens = tokens_by_epoch(settings, found, seed)
     batches = len(TokenBatches(*tokens(0), settings.batch_tokens))
     steps = settings.epochs * math.ceil(batches / settings.accumulate)

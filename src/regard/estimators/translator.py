@@ -17,6 +17,7 @@ from regard.data.pairs import START, as_pairs, as_sentences
 from regard.data.vocabularies import Vocabularies
 from regard.estimators.alignment import Alignment
 from regard.estimators.learning import (
+    OPTIMIZERS,
     check_between,
     check_choice,
     check_from_zero,
@@ -57,7 +58,8 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     dropout          the share that is dropped in training; `attention_dropout`: of the Transformer's weights
     epochs           passes over the pairs, of batches of at most `batch_tokens` tokens on either side
     accumulate       batches to a step of the optimizer
-    learning_rate    of AdamW, after `warm` steps; it falls along a cosine. None: 3e-3 for "transformer", else 1e-3
+    optimizer        "adamw"; or "muon", which takes longer steps with the layers' matrices (`regard.training.Muon`)
+    learning_rate    after `warm` steps; it falls along a cosine. None: 3e-3 for "transformer", else 1e-3
     smoothing        how much of each target is spread over the whole vocabulary
     average          the mean of the weights after so many last epochs is tried too, and kept where it validates better
     validation_fraction   of the pairs, held out, where `fit` is not given any to validate with
@@ -105,6 +107,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         epochs: int = 30,
         batch_tokens: int = 2048,
         accumulate: int = 1,
+        optimizer: Literal["adamw", "muon"] = "adamw",
         learning_rate: float | None = None,
         warm: int = 400,
         weight_decay: float = 0.01,
@@ -138,6 +141,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         self.epochs = epochs
         self.batch_tokens = batch_tokens
         self.accumulate = accumulate
+        self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.warm = warm
         self.weight_decay = weight_decay
@@ -301,7 +305,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
 
     def check_settings(self) -> None:
         """What must hold of the settings, before a sentence is read."""
-        check_choice(self, tokens=("pieces", "characters"), **CHOICES)
+        check_choice(self, tokens=("pieces", "characters"), optimizer=tuple(OPTIMIZERS), **CHOICES)
         check_whole(self, ("vocabulary", "longest", "size", "blocks", "heads", "layers", "radius"))
         check_whole(self, ("epochs", "batch_tokens", "accumulate", "average"))
         check_whole(self, [name for name in ("hidden", "patience") if getattr(self, name) is not None])

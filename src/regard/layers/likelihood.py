@@ -60,26 +60,34 @@ class CrossEntropy(torch.autograd.Function):
         bias_slope = None if bias is None or not wanted["bias"] else torch.zeros_like(bias)
         at_once = max(1, CACHE // vocabulary)
         logits = rows.new_empty(min(at_once, count), vocabulary)
+        # The mean of all logits of a row is its product with the mean of all weights.
+        centre, level = weight.mean(dim=0), 0.0 if bias is None else bias.mean()
         total = rows.new_zeros((), dtype=torch.float64)
         for start in range(0, count, at_once):
             some = slice(start, start + at_once)
-            part, right = rows[some], target[some].unsqueeze(1)
-            slope = logits[: len(part)]
-            torch.mm(part, weight.T, out=slope) if bias is None else torch.addmm(bias, part, weight.T, out=slope)
-            log_sum = slope.logsumexp(dim=1, keepdim=True)
-            lost = log_sum - (1 - smoothing) * slope.gather(1, right)
-            lost = lost - smoothing * slope.mean(dim=1, keepdim=True) if smoothing else lost
-            total += lost.sum(dtype=torch.float64)
-            slope.sub_(log_sum).exp_()  # p, and with what follows d loss / d logits, but for 1 / count
-            if smoothing:
-                slope.sub_(smoothing / vocabulary)
-            slope.scatter_add_(1, right, slope.new_full((1, 1), smoothing - 1).expand_as(right))
+            part, odds = rows[some], logits[: len(rows[some])]
+            torch.mm(part, weight.T, out=odds) if bias is None else torch.addmm(bias, part, weight.T, out=odds)
+            said = (1 - smoothing) * odds.gather(1, target[some].unsqueeze(1)).squeeze(1)
+            highest = odds.amax(dim=1, keepdim=True)
+            sums = odds.sub_(highest).exp_().sum(dim=1, keepdim=True)
+            total += ((highest + sums.log()).squeeze(1) - said).sum(dtype=torch.float64)
+            # d loss / d logits = odds / sums - (1 - ε) [is the target] - ε / vocabulary, but for 1 / count. Here is the
+            # first of the three; the others need no logits, and follow for all rows at once.
             if rows_slope is not None:
-                torch.mm(slope, weight, out=rows_slope[some])
+                torch.mm(odds, weight, out=rows_slope[some]).div_(sums)
             if weight_slope is not None:
-                weight_slope.addmm_(slope.T, part)
+                weight_slope.addmm_(odds.T, part / sums)
             if bias_slope is not None:
-                bias_slope.add_(slope.sum(dim=0))
+                bias_slope.addmv_(odds.T, 1 / sums.squeeze(1))
+        total -= smoothing * (rows @ centre + level).sum(dtype=torch.float64)
+        if rows_slope is not None:
+            rows_slope.sub_(weight[target], alpha=1 - smoothing).sub_(centre, alpha=smoothing)
+        if weight_slope is not None:
+            weight_slope.index_add_(0, target, rows, alpha=smoothing - 1)
+            weight_slope.sub_(rows.sum(dim=0), alpha=smoothing / vocabulary)
+        if bias_slope is not None:
+            bias_slope.index_add_(0, target, rows.new_ones(count), alpha=smoothing - 1)
+            bias_slope.sub_(smoothing * count / vocabulary)
         ctx.save_for_backward(rows_slope, weight_slope, bias_slope)
         ctx.count = count
         return (total / count).to(rows.dtype)

@@ -1,0 +1,170 @@
+"""Muon: a step that is as long in every direction of a matrix (Jordan et al. 2024).
+
+    M ← μ M + (1 − μ) G        U Σ Vᵀ = μ M + (1 − μ) G        W ← W − η c √n U Vᵀ
+
+The gradient G of a matrix, and Adam's step with it, is long in a few directions and short in most, in which little is
+learned. U Vᵀ has all of them at the same length; a few products, Newton and Schulz's iteration, come close to it
+without a decomposition. n is the longer side: the numbers of the step have the root mean square η c, whatever the
+shape, and with c = 0.4 about that of Adam's, so that one learning rate η serves both (Liu et al. 2025, equation 4).
+
+It is for matrices that rows are multiplied with. Vectors of tokens and places, gains and biases step by AdamW.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+LENGTH = 0.4
+"""c, the root mean square of the numbers of a step, in learning rates."""
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""a, b, c of a x + b x³ + c x⁵, which five times over takes all x from 0.002 to 1 to between 0.68 and 1.21."""
+
+
+class Muon(Optimizer):
+    """Muon for some matrices, AdamW for all other parameters.
+
+    matrices       parameters that rows are multiplied with, of two dimensions; `matrices_of` finds a model's
+    others         the rest, such as vectors of tokens, gains and biases
+    lr             the learning rate of both
+    weight_decay   the share of each number of two dimensions that is taken away in a step, times the learning rate
+    momentum       μ, how much of the steps before a step of a matrix has
+    betas          of AdamW, the same for its two means
+
+    >>> import torch
+    >>> line = torch.nn.Linear(3, 3)
+    >>> optimizer = Muon([line.weight], [line.bias], lr=0.1)
+    >>> x = torch.randn(50, 3)
+    >>> for step in range(100):
+    ...     optimizer.zero_grad()
+    ...     loss = (line(x) - x.flip(-1) - 1).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> loss.item() < 0.1
+    True
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.99),
+    ) -> None:
+        rest = list(others)
+        given: list[dict[str, Any]] = [
+            {"params": list(matrices), "turned": True, "weight_decay": weight_decay},
+            {"params": [p for p in rest if p.ndim > 1], "turned": False, "weight_decay": weight_decay},
+            {"params": [p for p in rest if p.ndim < 2], "turned": False, "weight_decay": 0.0},
+        ]
+        for parameter in given[0]["params"]:
+            if parameter.ndim != 2:
+                raise ValueError(f"matrices must have two dimensions, got shape {list(parameter.shape)}")
+        groups = [group for group in given if group["params"]]
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "betas": betas, "eps": 1e-8})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            learned = [parameter for parameter in group["params"] if parameter.grad is not None]
+            slopes = [parameter.grad for parameter in learned]
+            if learned:
+                (self.turn if group["turned"] else self.adapt)(learned, slopes, group)
+        return loss
+
+    def turn(self, matrices: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
+        """The step of matrices, those of one shape together."""
+        alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for matrix, slope in zip(matrices, slopes, strict=True):
+            state = self.state[matrix]
+            if not state:
+                state["mean"] = torch.zeros_like(matrix)
+            state["mean"].lerp_(slope, 1 - group["momentum"])
+            ahead = squares(slope.lerp(state["mean"], group["momentum"]))
+            alike[ahead.shape[1:]].append((matrix, ahead))
+        for shape, pairs in alike.items():
+            turned = orthogonal(torch.cat([ahead for _, ahead in pairs]))
+            length = group["lr"] * LENGTH * math.sqrt(max(shape))
+            parts = torch.split(turned, [len(ahead) for _, ahead in pairs])
+            for (matrix, _), part in zip(pairs, parts, strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                squares(matrix).sub_(part, alpha=length)
+
+    def adapt(self, parameters: list[Tensor], slopes: list[Tensor], group: dict[str, Any]) -> None:
+        """The step of all others, by torch's AdamW."""
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] |= {
+                    "step": torch.zeros((), device=parameter.device),
+                    "mean": torch.zeros_like(parameter),
+                    "square": torch.zeros_like(parameter),
+                }
+        means, squared, steps = ([self.state[p][name] for p in parameters] for name in ("mean", "square", "step"))
+        (beta1, beta2), rest = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
+        kind: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False}
+        adamw(parameters, slopes, means, squared, [], steps, beta1=beta1, beta2=beta2, **kind, **rest)
+
+
+def matrices_of(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of a model's linear and recurrent layers, but for those that are also vectors of tokens, as where
+    logits are read with them.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+    >>> [list(matrix.shape) for matrix in matrices_of(model)]
+    [[6, 4], [2, 6]]
+    """
+    modules = list(model.modules())
+    vectors = {module.weight for module in modules if isinstance(module, nn.Embedding)}
+    weights = [p for module in modules if isinstance(module, nn.Linear | nn.RNNBase) for p in module.parameters(False)]
+    return [weight for weight in dict.fromkeys(weights) if weight.ndim == 2 and weight not in vectors]
+
+
+def squares(matrix: Tensor) -> Tensor:
+    """A view of a matrix as the squares beside or below each other that it is made of, `[squares, n, n]`.
+
+    So the packed matrix of queries, keys and values is three, and most of a Transformer is of one shape. Where no side
+    is a multiple of the other it stays whole, `[1, rows, columns]`.
+
+    >>> import torch
+    >>> [list(squares(torch.zeros(shape)).shape) for shape in ((6, 2), (2, 6), (2, 3))]
+    [[3, 2, 2], [3, 2, 2], [1, 2, 3]]
+    """
+    rows, columns = matrix.shape
+    if rows % columns == 0:
+        return torch.unflatten(matrix, 0, (-1, columns))
+    if columns % rows == 0:
+        return torch.unflatten(matrix, 1, (-1, rows)).transpose(0, 1)
+    return matrix.unsqueeze(0)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """U Vᵀ of each of `[count, rows, columns]` = U Σ Vᵀ, nearly: but for the tiniest, all singular values are between
+    0.68 and 1.21.
+
+    >>> import torch
+    >>> values = torch.linalg.svdvals(orthogonal(torch.randn(4, 5, 7)))
+    >>> bool(((values > 0.6) & (values < 1.2)).all())
+    True
+    """
+    if matrices.shape[1] > matrices.shape[2]:
+        return orthogonal(matrices.mT).mT
+    first, third, fifth = QUINTIC
+    x: Tensor = matrices / torch.linalg.matrix_norm(matrices, keepdim=True).clamp(min=1e-20)
+    for _ in range(5):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=third, alpha=fifth), x, beta=first)
+    return x
