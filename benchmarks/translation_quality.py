@@ -25,7 +25,7 @@ from regard.estimators.translation_score import translation_score
 from regard.training import Team
 
 PARTS = ("train", "val", "test_2016_flickr")
-COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0}
+COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0, "optimizer": "adamw"}
 RECURRENT = COMMON | {"size": 128, "hidden": 256, "dropout": 0.3, "epochs": 18, "learning_rate": 2e-3}
 BLOCKS = COMMON | {
     "model": "transformer",

@@ -1,10 +1,13 @@
 """How a translator learns: its settings reach the training, its splits are drawn, its run goes on."""
 
 import pytest
+import torch
 
 from regard import Translator
 from regard.data.dates import dates
+from regard.estimators import translation_learning
 from regard.estimators.translation_learning import material, tokens_by_epoch
+from regard.training import Muon
 
 TINY = {
     "tokens": "characters", "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False, "size": 8, "hidden": 12,
@@ -15,6 +18,19 @@ TINY = {
 def test_smoothing_reaches_the_loss():
     plain, smooth = (Translator("rnn", **TINY | {"smoothing": share}).fit(*dates(60)) for share in (0.0, 0.3))
     assert plain.history_.loss[0] != smooth.history_.loss[0]
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("muon", Muon), ("adamw", torch.optim.AdamW)])
+def test_the_optimizer_is_the_one_that_was_asked_for(monkeypatch, optimizer, kind):
+    given = {}
+    monkeypatch.setattr(translation_learning, "train", lambda *parts, **settings: given.update(settings))
+    translator = Translator("luong", **TINY | {"optimizer": optimizer, "learning_rate": 0.02, "weight_decay": 0.3})
+    found = material(translator, *dates(60), None, 0)
+    translation_learning.learn(translator, found, translator.make_model(found.known), 0, None, None)
+    assert type(given["optimizer"]) is kind
+    for group in given["optimizer"].param_groups:
+        assert (group["initial_lr"], group["betas"]) == (0.02, (0.9, 0.98))
+        assert {parameter.ndim > 1 for parameter in group["params"]} == {group["weight_decay"] == 0.3}
 
 
 def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():

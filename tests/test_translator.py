@@ -173,6 +173,7 @@ def test_a_corpus_that_is_its_own_translation_is_warned_of():
         ({"model": "rmm"}, "model must be transformer, bahdanau, luong or rnn, got 'rmm'"),
         ({"window": "local"}, "window must be None, local-m or local-p, got 'local'"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
+        ({"optimizer": "sgd"}, "optimizer must be muon or adamw, got 'sgd'"),
         ({"piece_dropout": 1.0}, "piece_dropout must be a number of at least 0 and below 1, got 1.0"),
         ({"attention_dropout": -0.1}, "attention_dropout must be a number of at least 0 and below 1, got -0.1"),
         ({"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),

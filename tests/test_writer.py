@@ -19,6 +19,7 @@ from regard.data import text as texts
 from regard.data.text import text_of
 from regard.estimators.windows import Windows, mean_loss
 from regard.estimators.writer import Writer
+from regard.training import Muon
 
 LINE = "the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
 SMALL = {"context": 24, "blocks": 2, "heads": 2, "size": 32, "dropout": 0.0, "verbose": False, "random_state": 1}
@@ -246,7 +247,8 @@ def test_the_held_out_part_is_not_learned():
     assert letters == {"a", "b"}
 
 
-def test_settings_reach_the_training(monkeypatch):
+@pytest.mark.parametrize(("optimizer", "kind"), [("muon", Muon), ("adamw", torch.optim.AdamW)])
+def test_settings_reach_the_training(monkeypatch, optimizer, kind):
     from regard.estimators import writer as module
 
     given = {}
@@ -258,12 +260,16 @@ def test_settings_reach_the_training(monkeypatch):
     train = module.train
     monkeypatch.setattr(module, "train", watched)
     settings = {"clip": 0.3, "accumulate": 2, "patience": 3, "warm": 4, "weight_decay": 0.2, "dropout": 0.25}
+    settings["optimizer"] = optimizer
     Writer(steps=9, validate_every=4, learning_rate=0.01, **SMALL | settings).fit(LINE * 20)
     assert (given["clip"], given["accumulate"], given["patience"], given["epochs"]) == (0.3, 2, 3, 3)
     assert given["model"].decoder.blocks[0].dropout.dropout == 0.25
-    matrices, gains = given["optimizer"].param_groups
-    assert (matrices["weight_decay"], gains["weight_decay"], matrices["betas"]) == (0.2, 0.0, (0.9, 0.99))
-    assert all(parameter.ndim > 1 for parameter in matrices["params"])
+    assert type(given["optimizer"]) is kind
+    *matrices, gains = given["optimizer"].param_groups
+    assert gains["weight_decay"] == 0.0
+    for group in matrices:
+        assert (group["weight_decay"], group["betas"]) == (0.2, (0.9, 0.99))
+        assert all(parameter.ndim > 1 for parameter in group["params"])
     assert [given["schedule"].lr_lambdas[0](step) for step in (0, 3)] == [0.25, 1.0]
 
 
@@ -285,6 +291,7 @@ def test_windows_are_of_the_text_and_depend_on_the_epoch():
         ({"context": 100_000}, "the text is too short"),
         ({"tokens": "words"}, "tokens must be characters or pieces, got 'words'"),
         ({"steps": 0}, "steps must be a positive whole number, got 0"),
+        ({"optimizer": "adam"}, "optimizer must be muon or adamw, got 'adam'"),
         ({"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1"),
         ({"tokens": "pieces", "vocabulary": 100}, "vocabulary must be at least 256"),
         ({"learning_rate": -1.0}, "learning_rate must be a number above 0"),

@@ -83,7 +83,7 @@ def muon(model: nn.Module, rate: float, decay: float, betas: tuple[float, float]
     )
 
 
-OPTIMIZERS = {"adamw": adamw, "muon": muon}
+OPTIMIZERS = {"muon": muon, "adamw": adamw}
 """What goes down the gradient, by the word that is a setting."""
 
 

@@ -58,7 +58,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     dropout          the share that is dropped in training; `attention_dropout`: of the Transformer's weights
     epochs           passes over the pairs, of batches of at most `batch_tokens` tokens on either side
     accumulate       batches to a step of the optimizer
-    optimizer        "adamw"; or "muon", which takes longer steps with the layers' matrices (`regard.training.Muon`)
+    optimizer        "muon", which learns more in a step (`regard.training.Muon`); or "adamw", whose steps cost less
     learning_rate    after `warm` steps; it falls along a cosine. None: 3e-3 for "transformer", else 1e-3
     smoothing        how much of each target is spread over the whole vocabulary
     average          the mean of the weights after so many last epochs is tried too, and kept where it validates better
@@ -107,7 +107,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         epochs: int = 30,
         batch_tokens: int = 2048,
         accumulate: int = 1,
-        optimizer: Literal["adamw", "muon"] = "adamw",
+        optimizer: Literal["muon", "adamw"] = "muon",
         learning_rate: float | None = None,
         warm: int = 400,
         weight_decay: float = 0.01,

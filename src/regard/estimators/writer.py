@@ -19,7 +19,7 @@ from regard.decoding import forbid, sample
 from regard.decoding.writing import check_sampling
 from regard.estimators.evidence import checked_top
 from regard.estimators.learning import (
-    adamw,
+    OPTIMIZERS,
     check_between,
     check_choice,
     check_from_zero,
@@ -50,7 +50,8 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     head_size            of a head's queries, the query depth; size / heads where it is None
     dropout              the share of weights and of each branch's output that is dropped in training
     steps, batch_size    steps of the optimizer, and windows a step; with `accumulate`, so many times as many
-    learning_rate        of AdamW, after `warm` steps; it falls to a tenth along a cosine
+    optimizer            "muon", which learns more in a step (`regard.training.Muon`); or "adamw", whose steps cost less
+    learning_rate        after `warm` steps; it falls to a tenth along a cosine
     validate_every       steps between two looks at the held-out part, the last `validation_fraction` of the text
     patience             stop after so many looks without a better one; None: go on to the end
     random_state         a seed: one seed, one result
@@ -83,6 +84,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         steps: int = 2000,
         batch_size: int = 16,
         accumulate: int = 1,
+        optimizer: Literal["muon", "adamw"] = "muon",
         learning_rate: float = 2e-3,
         warm: int = 100,
         weight_decay: float = 0.1,
@@ -104,6 +106,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         self.steps = steps
         self.batch_size = batch_size
         self.accumulate = accumulate
+        self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.warm = warm
         self.weight_decay = weight_decay
@@ -141,7 +144,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             model = self.make_model(tokenizer)
             every = min(self.validate_every, self.steps)
-            optimizer = adamw(model, self.learning_rate, self.weight_decay)
+            optimizer = OPTIMIZERS[self.optimizer](model, self.learning_rate, self.weight_decay)
 
             def windows(epoch: int) -> Windows:
                 steps = min(every, self.steps - epoch * every)
@@ -279,7 +282,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
 
     def check_settings(self) -> None:
         """What must hold of the settings, before a text is read."""
-        check_choice(self, tokens=("characters", "pieces"))
+        check_choice(self, tokens=("characters", "pieces"), optimizer=tuple(OPTIMIZERS))
         check_whole(self, ("context", "blocks", "heads", "size", "steps", "batch_size", "accumulate", "validate_every"))
         check_whole(self, ("vocabulary",) if self.patience is None else ("vocabulary", "patience"))
         check_between(self, validation_fraction=(0, 1), learning_rate=(0, math.inf), clip=(0, math.inf))
