@@ -137,3 +137,8 @@ def test_equal_is_equal_the_earlier_beam_and_the_lower_token_first():
     assert [h.tokens for h in found] == [[], [1], [1, 1]]
     [found] = greedy(step, None, torch.tensor([7]), end=9, length=2)
     assert found.tokens == [0, 0]
+
+
+def test_a_penalty_that_no_number_can_hold_is_refused():
+    with pytest.raises(ValueError, match=r"penalty is too large for 4 tokens, got 100000\.0"):
+        beam(lambda state, last: (state, torch.zeros(1, 2).log_softmax(1)), *beginning(0), end=0, length=4, penalty=1e5)

@@ -46,6 +46,9 @@ def test_infinity_and_slips_are_named(tmp_path):
         ["12 %", "3%"],
         ["1 234", "1'234.5"],
         ["€1.234", ""],
+        ["1,5e3", "2,5E-3"],
+        [",5", ",25"],
+        ["−1,5", "−2"],
     ],
 )
 def test_numbers_as_people_write_them_are_no_categories(tmp_path, found):
@@ -137,6 +140,14 @@ def test_a_slip_among_decimal_commas_is_found(tmp_path):
     known = schema.Schema("y", {"x": "number", "s": "number"})
     with pytest.raises(ValueError, match=r"column 's' must hold numbers, got '-' in row 3"):
         known.rows(frame)
+
+
+def test_a_point_of_thousands_is_a_slip_however_late_it_comes(tmp_path):
+    """Beyond the rows by which the decimal comma is known."""
+    path = tmp_path / "late.csv"
+    path.write_text('a;y\n"0,5\n";1\n' + "".join(f"{i % 9},5;{i}\n" for i in range(1100)) + "1.234;5\n")
+    with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '1\.234' in row 1102 \(line 1104 of"):
+        roles.features_of(tables.read_table(path), ["y"])
 
 
 @pytest.mark.parametrize("found", [["<5", "<7"], ["5+", "7+"], ["#12", "#13"], ["(1)", "(2)"]])

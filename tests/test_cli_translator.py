@@ -1,12 +1,15 @@
 """`regard fit --kind translator`, `translate`, `evidence` and `info`, as they are typed."""
 
 import json
+import os
+import subprocess
 
 import pandas as pd
 import pytest
 from talking import refused, run
 
 import regard
+from regard import Translator
 from regard.data.dates import dates
 
 SMALL = [
@@ -124,6 +127,45 @@ def test_what_cannot_be_done_is_known_before_the_work(model, tmp_path, monkeypat
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(ValueError, match="it is closed"):
         app_translate("model")
+
+
+def test_one_line_comes_out_for_each_that_goes_in(model, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda self, lines, **_: [f"{line}\r\n!" for line in lines])
+    assert run("translate", "model", given="a\nb\n").stdout == "a  !\nb  !\n"
+
+
+def test_alignments_go_where_they_were_sent(model, tmp_path):
+    """Into what a link names, into a pipe, and never into the model."""
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "looks.jsonl")
+    run("translate", "model", "--alignments", "link.jsonl", given="4 July 1976\n")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    whole = (tmp_path / "looks.jsonl").read_text()
+    assert json.loads(whole)["source"][0] == "4"
+    os.mkfifo("pipe")
+    reader = subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE, text=True)
+    run("translate", "model", "--alignments", "pipe", given="4 July 1976\n")
+    assert reader.communicate(timeout=30)[0] == whole
+    assert (tmp_path / "pipe").is_fifo()
+    before = (tmp_path / "model" / "config.json").read_bytes()
+    said = refused("translate", "model", "--alignments", "model/config.json", given="a\n")
+    assert "model/config.json is in the model's own folder" in said
+    assert (tmp_path / "model" / "config.json").read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_known_before_the_work(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda *given, **more: pytest.fail("too late"))
+    said = refused("translate", "model", "--alignments", "in.txt/a.jsonl", given="a\n")
+    assert "in.txt/a.jsonl cannot be written: " in said
+    assert ".tried" not in said
+    assert not list(tmp_path.glob(".*tried"))
+
+
+def test_the_bleu_of_characters_is_called_so(model, tmp_path):
+    assert "held-out BLEU" in run("info", "model").stdout
+    (tmp_path / "pairs.tsv").write_text("".join(f"{n} one two\t{n}{n}\n" for n in range(40)))
+    said = run("fit", "pairs.tsv", "--kind", "translator", "--out", "short", *SMALL).stderr
+    assert ", of characters → short" in said
+    assert ", of characters" in run("info", "short").stdout
 
 
 def app_translate(folder):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
+from regard.cli.runs import run_of
 
 LINE = "the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
 SMALL = [
@@ -199,3 +200,12 @@ def test_two_processes_train_one_model():
 def test_a_run_that_is_not_there_does_not_go_on_in_silence():
     said = run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL).stderr
     assert "there is no run in model.run to go on with: it begins anew" in said
+    before = Path("model/config.json").read_bytes()
+    said = refused("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL)
+    assert "no run in model.run to go on with, and model holds a model: without --resume another is learned" in said
+    assert Path("model/config.json").read_bytes() == before
+
+
+def test_a_run_in_the_folder_one_is_in_stands_beside_it(tmp_path):
+    assert run_of(Path()) == tmp_path.with_name(f"{tmp_path.name}.run")
+    assert run_of(Path("a/b")) == Path("a/b.run")

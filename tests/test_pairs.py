@@ -1,5 +1,6 @@
 """Pairs of sentences: files, vocabularies, batches."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -19,6 +20,18 @@ def test_pairs_have_a_tab_between_them_and_what_is_behind_is_left_alone(tmp_path
     path = tmp_path / "pairs.tsv"
     path.write_text("Go.\tVa !\tCC-BY\nRun.\tCours !\n")
     assert read_pairs(path) == (["Go.", "Run."], ["Va !", "Cours !"])
+
+
+def test_empty_pairs_at_the_end_are_pairs_and_empty_lines_are_none(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("Go.\tVa !\n\t\n \n\n")
+    assert read_pairs(path) == (["Go.", ""], ["Va !", ""])
+
+
+def test_lower_case_letters_are_all_known():
+    """Of a Σ at the end of a word Python and the tokenizer make different letters."""
+    known = vocabularies(["ΟΔΟΣ"], ["a"], tokens="characters", count=0, joint=True, lower=True)
+    assert "�" not in known.shown(known.coded(["ΟΔΟΣ"])[0])
 
 
 @pytest.mark.parametrize(
@@ -43,6 +56,9 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, content, message):
         ([], [], ValueError, "at least one pair"),
         ("ab", ["c", "d"], TypeError, "sources must be a list of texts, got one text"),
         (["a"], [3], TypeError, "targets must be texts, got int in place 0"),
+        (pd.DataFrame({"de": ["a"]}), ["c"], TypeError, "sources must be a list of texts, got DataFrame; of a table"),
+        ({"a": 1}, ["c"], TypeError, "sources must be a list of texts, got dict"),
+        (None, ["c"], TypeError, "sources must be a list of texts, got NoneType"),
     ],
 )
 def test_what_is_no_list_of_pairs_is_refused(sources, targets, error, message):

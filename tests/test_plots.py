@@ -169,3 +169,15 @@ def test_evidence_is_in_the_units_that_people_read():
     two = NadarayaWatson(bandwidth=1.0).fit([[0.0], [1.0]], [[1.0, 5.0], [2.0, 6.0]]).evidence([[0.0]])
     name = next(iter(two.table))
     assert two.plot().get_xlabel() == f"weight  →  the row's {name}"
+
+
+def test_dollars_in_what_is_shown_are_no_mathematics():
+    marks = ["$$", "$a_$"]
+    for axes in (
+        plots.alignment_map(np.eye(2), marks, marks),
+        plots.weight_map(np.eye(2), queries=np.array(marks), keys=np.array(marks)),
+        plots.evidence_bars(marks, [0.5, 0.3], rest=0.2, values=marks),
+    ):
+        axes.figure.canvas.draw()
+        shown = [*axes.get_yticklabels(), *axes.texts]
+        assert sum("$$" in label.get_text() for label in shown) >= 1

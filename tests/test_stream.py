@@ -275,3 +275,34 @@ def test_activations_can_be_computed_again_around_it():
 def test_shapes_alone_go_through():
     query = torch.empty(2, 300, 5, device="meta")
     assert regard.attend(query, query, query, score=lambda q, k: q @ k.mT, engine="stream").shape == query.shape
+
+
+def test_half_a_number_holds_no_sum_over_many_keys():
+    """70,000 ones are more than float16 has: they are summed in float32."""
+    key = torch.zeros(70_000, 1, dtype=torch.float16)
+    value = torch.arange(70_000).remainder(3).to(torch.float16).unsqueeze(-1).requires_grad_()
+    query = torch.ones(1, 1, dtype=torch.float16)
+    found = regard.attend(query, key, value, score=lambda q, k: q * k.mT, engine="stream")
+    assert_close(found.item(), 1.0, rtol=2e-3, atol=0)
+    found.sum().backward()
+    assert_close(value.grad.float().sum().item(), 1.0, rtol=0.05, atol=0)  # of numbers near 1 / 70,000
+
+
+BFLOAT16 = """
+import torch, regard
+key = torch.zeros(4000, 8, dtype=torch.bfloat16).requires_grad_()
+query = torch.ones(4, 8).bfloat16().requires_grad_()
+for more in ({"score": lambda a, b: (a @ b.mT) * 0.5 + 0}, {"dropout": 0.1}):
+    regard.attend(query, key, key, engine="stream", **more).float().sum().backward()
+print(key.grad.float().sum().item())
+"""
+
+
+def test_bfloat16_is_summed_so_too():
+    """In a process of its own: where a processor half knows these numbers, torch must be told not to ask it."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    done = subprocess.run(
+        [sys.executable, "-c", BFLOAT16], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 60 < float(done.stdout) < 68  # 4 queries, 8 numbers, twice

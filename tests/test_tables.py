@@ -94,6 +94,8 @@ def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
         ("size;price;to\n138,3;442.5;a\n75,0;321.5;b\n", ["138,3", "75,0"], [442.5, 321.5]),  # who could tell
         ("size;price;to\n138,300;442;a\n75,000;321;b\n", ["138,300", "75,000"], [442, 321]),  # thousands, perhaps
         ("size;price;to\n1,5e3;442,5;a\n75;321;b\n", [1500.0, 75.0], [442.5, 321.0]),
+        ("size;price;to\n1,5e3;442;a\n75;321;b\n", [1500.0, 75.0], [442, 321]),
+        ("size;price;to\n,5;442;a\n75;321;b\n", [0.5, 75.0], [442, 321]),
     ],
 )
 def test_other_separators_are_read_with_the_decimals_that_go_with_them(tmp_path, text, size, price):
@@ -110,6 +112,8 @@ def test_a_name_that_says_tabs_may_hold_commas_and_a_semicolon_may_be_in_a_name(
     assert tables.read_table(written(tmp_path, "a,b\n1,2.5\n", "t.tsv"))["b"].tolist() == [2.5]
     assert tables.read_table(written(tmp_path, "a,b;c\n1,2\n")).columns.tolist() == ["a", "b;c"]
     assert tables.read_table(written(tmp_path, '"a",b\n"1,5",2\n'))["a"].tolist() == ["1,5"]
+    assert tables.read_table(written(tmp_path, "Größe, m²;Preis\n12,5;300\n"))["Größe, m²"].tolist() == [12.5]
+    assert tables.read_table(written(tmp_path, '"a";"b, c";y\n1,5;x;3\n')).columns.tolist() == ["a", "b, c", "y"]
 
 
 def test_files_that_are_none(tmp_path):

@@ -81,7 +81,20 @@ def test_it_stops_when_patience_ends():
         patience=2,
     )
     assert history.validation == (3.0, 1.0, 1.0, 2.0)
-    assert history.best_epoch == 1
+    assert history.best_epoch == 2
+
+
+def test_of_equal_validations_the_last_has_learned_most():
+    model = Number()
+    states = []
+
+    def validate():
+        states.append(model.number.item())
+        return 0.0
+
+    history = train(model, one_batch, towards(model, 9.0), optimizer=descent(model), epochs=3, validate=validate)
+    assert history.best_epoch == 2
+    assert model.number.item() == states[2] != states[0]
 
 
 def test_an_infinite_validation_is_one_like_any_other():
@@ -89,7 +102,7 @@ def test_an_infinite_validation_is_one_like_any_other():
     history = train(
         model, one_batch, towards(model, 1.0), optimizer=descent(model), epochs=2, validate=lambda: math.inf
     )
-    assert history.best_epoch == 0
+    assert history.best_epoch == 1
 
 
 def test_modes_and_gradients_are_those_of_the_phase():
@@ -267,7 +280,7 @@ def test_and_where_it_is_not_the_best_epoch_is(average):
     model, history = swung(lambda w: -abs(w), average)
     assert model.w.item() == -1
     assert history.averaged == 0
-    assert history.best_epoch == 0
+    assert history.best_epoch == 4
 
 
 def test_a_run_that_goes_on_has_the_same_mean(tmp_path):

@@ -50,6 +50,29 @@ def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():
         Translator(tokens="characters", piece_dropout=0.1).fit(asked, right)
 
 
+@pytest.mark.parametrize(
+    ("targets", "counted"), [(["19760704"] * 40, "char"), (["a b c d"] * 40, "13a"), (["一二三。"] * 40, "char")]
+)
+def test_epochs_are_told_apart_where_targets_have_no_words(targets, counted):
+    sources, settings = [f"{n} x" for n in range(40)], {"learning_rate": 0.02, "epochs": 12, "batch_tokens": 64}
+    found = Translator("bahdanau", **TINY | settings).fit(sources, targets)
+    assert found.counted_ == counted
+    assert found.history_.best < -50
+    assert found.translate(["7 x"]) == targets[:1]
+
+
+def test_pairs_to_validate_with_have_two_sides():
+    translator = Translator("rnn", **TINY)
+    asked, right = dates(6)
+    with pytest.warns(UserWarning, match="2 of 8 pairs to validate with have an empty side"):
+        found = material(translator, *dates(60), ([*asked, "", "x"], [*right, "1999-01-01", " "]), 0)
+    assert found.validated == (asked, right)
+    with pytest.raises(ValueError, match="validation must have a pair without an empty side, got none"):
+        translator.fit(*dates(60), validation=(["a"], [""]))
+    with pytest.raises(TypeError, match="validation must be two lists"):
+        translator.fit(*dates(60), validation=(asked, right, right))
+
+
 def test_a_finished_run_learns_on(tmp_path):
     short = Translator("rnn", **TINY).fit(*dates(60), checkpoint=tmp_path / "run")
     longer = Translator("rnn", **TINY | {"epochs": 3}).fit(*dates(60), checkpoint=tmp_path / "run", resume=True)

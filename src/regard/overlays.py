@@ -119,5 +119,5 @@ def panels(count: int) -> "list[Axes]":
 def show(axes: "Axes", image: Array, word: str) -> None:
     """A picture with a word over it. Few pixels are drawn as squares, many as a photo."""
     axes.imshow(image, interpolation="nearest" if max(image.shape[:2]) < 32 else "antialiased", vmin=0, vmax=1)
-    axes.set_title(word, fontsize=min(12.0, 150 / max(1, len(word))), color=INK, pad=3)
+    axes.set_title(word, fontsize=min(12.0, 150 / max(1, len(word))), color=INK, pad=3, parse_math=False)
     axes.set_axis_off()

@@ -21,6 +21,8 @@ GREY, INK = "#999999", "#333333"
 MARKERS = "osD^vP"
 LINE = 5.4
 """Inches that a title of a line needs, beside the names of rows."""
+AS_IT_IS: dict[str, Any] = {"parse_math": False}
+"""For what is read from a user's data: dollars in it are dollars."""
 TICKS = 6
 
 
@@ -148,8 +150,9 @@ def alignment_map(
     axes = axes or fresh(min(16, wide), min(16, 1.2 + 0.28 * len(queries)))
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     small = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"
-    axes.set_xticks(range(len(keys)), list(keys), rotation=90 if max(map(len, keys)) > 1 else 0, fontsize=small)
-    axes.set_yticks(range(len(queries)), list(queries), fontsize=small)
+    turned = 90 if max(map(len, keys)) > 1 else 0
+    axes.set_xticks(range(len(keys)), list(keys), rotation=turned, fontsize=small, **AS_IT_IS)
+    axes.set_yticks(range(len(queries)), list(queries), fontsize=small, **AS_IT_IS)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0)
@@ -191,8 +194,8 @@ def evidence_bars(
     reach = max(float(np.abs(sizes).max()), 1e-300)
     for place, size, note in zip(places, sizes, [*notes, ""], strict=True):
         text = f"{size:.1%}{note}"
-        axes.text(max(size, 0.0) + 0.015 * reach, place, text, va="center", fontsize="small", color=INK)
-    axes.set_yticks(list(places), [*(f"{of} {label}" for label in labels), f"all other {of}s"])
+        axes.text(max(size, 0.0) + 0.015 * reach, place, text, va="center", fontsize="small", color=INK, **AS_IT_IS)
+    axes.set_yticks(list(places), [*(f"{of} {label}" for label in labels), f"all other {of}s"], **AS_IT_IS)
     axes.invert_yaxis()
     left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
     axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
@@ -314,7 +317,7 @@ def name_ticks(axis: Any, names: Array | None, count: int) -> None:
         axis.set_ticks(np.interp(values, names, np.arange(count)), [shown(value) for value in values])
         return
     places = np.arange(count) if count <= 2 * TICKS else np.linspace(0, count - 1, TICKS).round().astype(int)
-    axis.set_ticks(places, [shown(name) for name in names[places]])
+    axis.set_ticks(places, [shown(name) for name in names[places]], **AS_IT_IS)
 
 
 def shown(value: Any) -> str:

@@ -138,13 +138,34 @@ def mode_of_new(path: Path) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same for text."""
+    """The same for text. Of a link, what it names is written; a pipe or a device is written to as it is."""
+    if is_stream(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve() if path.is_symlink() else path
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         made.write_text(text, encoding="utf-8")
         os.replace(made, path)
     finally:
         made.unlink(missing_ok=True)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is there and no file: a pipe or a device, which nothing can take the place of."""
+    return path.exists() and not path.is_file()
+
+
+def check_writable(path: Path) -> None:
+    """Better known before the work than after it: whether a text can be written there."""
+    if is_stream(path):
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path.with_name(f".{path.name}.tried"), "")
+        path.with_name(f".{path.name}.tried").unlink()
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror}") from None
 
 
 def read_arrays(path: Path) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def translate(
     if form is not translator:
         raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Translator translates")
     if alignments is not None:
-        translator.check_alignments(model, alignments)
+        translator.check_alignments(model, folder, alignments)
     if sys.stdin is None:
         raise ValueError("sentences come on stdin, a line each, and it is closed: regard translate MODEL < in.txt")
     lines = lines_of(decoded(sys.stdin.buffer.read(), "stdin"))

@@ -14,6 +14,7 @@ from regard.saving import CONFIG
 
 def run_of(out: Path) -> Path:
     """Where the run is kept while it lasts."""
+    out = out.resolve() if out.name in ("", "..") else out
     return out.with_name(f"{out.name}.run")
 
 
@@ -39,6 +40,11 @@ def kept_run(out: Path, resume: bool) -> Iterator[Path]:
     """The run's folder. Who stops it is told what it leaves, and how it goes on."""
     run = run_of(out)
     if resume and not (run / CONFIG).exists():
+        if (out / CONFIG).exists():
+            raise FileExistsError(
+                f"there is no run in {run} to go on with, and {out} holds a model: without --resume another is learned"
+                " in its place"
+            )
         warnings.warn(f"there is no run in {run} to go on with: it begins anew", stacklevel=3)
     try:
         yield run

@@ -12,7 +12,7 @@ from regard.cli.runs import bleu_of, epoch_of, kept_run, written
 from regard.cli.settings import settings_in
 from regard.data.pairs import read_lines, read_pairs
 from regard.progress import ProgressBar
-from regard.saving import write_text
+from regard.saving import check_writable, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,7 +41,7 @@ def learn(path: Path | None, given: dict[str, Any]) -> tuple[Any, dict[str, Any]
             board=given["board"],
         )
     where = path or f"{given['source']} and {given['target']}"
-    told = f"Translator ({translator.model}) on {len(sources)} pairs of {where}, held-out BLEU {bleu_of(translator)}"
+    told = f"Translator ({translator.model}) on {len(sources)} pairs of {where}, held-out BLEU {bleu(translator)}"
     return translator, {}, [told]
 
 
@@ -124,7 +124,8 @@ def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Ite
     model.asked(lines)
     with whole_bar(len(lines)) as bar:
         for start in range(0, len(lines), AT_ONCE):
-            yield from model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty)
+            for line in model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty):
+                yield line.replace("\r", " ").replace("\n", " ")  # one for each, whatever it has learned
             if bar is not None:
                 bar.note(done=start + AT_ONCE)
 
@@ -136,13 +137,15 @@ def whole_bar(lines: int) -> AbstractContextManager[ProgressBar | None]:
     return ProgressBar("translating all", lines)
 
 
-def check_alignments(model: Any, path: Path) -> None:
+def check_alignments(model: Any, folder: Path, path: Path) -> None:
     """Better known before the work than after it: whether there will be alignments, and a place for them."""
     if model.model == "rnn":
         raise ValueError("a model without attention looks at nothing: --alignments needs bahdanau, luong or another")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; --alignments names a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if folder.resolve() in path.resolve().parents:
+        raise ValueError(f"{path} is in the model's own folder: choose another place for the alignments")
+    check_writable(path)
 
 
 def write_alignments(model: Any, lines: list[str], translated: list[str], path: Path) -> None:
@@ -162,4 +165,9 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
     told |= {"parameters": f"{count:,}", "size": settings["size"], "longest": f"{settings['longest']} tokens"}
     left = {name: len(places) for name, places in model.left_out_.items() if places}
     told |= {"left out": ", ".join(f"{number} {name}" for name, number in left.items()) or "no pair"}
-    return told | {"epoch": epoch_of(model), "held-out BLEU": bleu_of(model)}
+    return told | {"epoch": epoch_of(model), "held-out BLEU": bleu(model)}
+
+
+def bleu(model: Any) -> str:
+    """The BLEU by which its state was chosen, and of what it is."""
+    return bleu_of(model) + (", of characters" if model.counted_ == "char" else "")

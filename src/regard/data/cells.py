@@ -1,19 +1,21 @@
 """What the cells of a table must hold: an error names the column, the row and its line, and says what to do."""
 
 import csv
-import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.data.tables import ALIKE, PARQUET, pandas, suffix_of
+from regard.data.tables import ALIKE, PARQUET, opened, pandas, suffix_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-NUMBER = r"[-+]?\s*[$€£¥]?\s*[-+]?(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?\s*[$€£¥%]?"
-"""A number as people write it: 1.234,5 and $1,234.5 and 12 %."""
+NUMBER = (
+    r"[-+−]?\s*[$€£¥]?\s*[-+−]?((\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?|[.,]\d+)([eE][-+−]?\d+)?"
+    r"\s*[$€£¥%]?"
+)
+"""A number as people write it: 1.234,5 and $1,234.5 and −12 %."""
 DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
 TIMES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 """What pandas calls columns of dates and times."""
@@ -67,7 +69,9 @@ def numbers_of(frame: "DataFrame", name: str) -> "Series":
     """The numbers in a column of text, with the decimals of its file; NaN for what is none."""
     column = frame[name]
     if frame.attrs.get("decimal") == ",":
-        column = column.where(column.isna(), column.astype(str).str.replace(",", ".", regex=False))
+        text = column.astype(str)
+        text = text.mask(text.str.contains(".", regex=False), "?")  # beside a comma, a point is of thousands
+        column = column.where(column.isna(), text.str.replace(",", ".", regex=False))
     found: Series = pandas().to_numeric(column, errors="coerce")
     return found
 
@@ -98,8 +102,7 @@ def line_of(source: str | None, row: Any, separator: str) -> int | None:
     """The line on which a row of a text file ends: lines may be blank, and cells may have several."""
     if source is None or suffix_of(Path(source)) in PARQUET or not isinstance(row, int | np.integer):
         return None
-    opened = gzip.open if source.lower().endswith(".gz") else open
-    with opened(source, "rt", encoding="utf-8-sig", newline="") as lines:
+    with opened(source) as lines:
         reader = csv.reader(lines, delimiter=separator)
         seen = -1  # the header is row 0
         for cells in reader:

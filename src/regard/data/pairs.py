@@ -6,7 +6,7 @@
 A batch has so many tokens, not so many rows, and sentences of about one length: little of it is padding.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def read_pairs(path: str | Path) -> tuple[list[str], list[str]]:
     """Sources and targets of a file with a tab between them; what comes behind a second tab is left alone."""
     sources, targets = [], []
     lines = read_lines(path)
-    while not lines[-1].strip():
+    while not lines[-1].strip() and "\t" not in lines[-1]:  # a tab alone is a pair, of nothing and nothing
         lines.pop()
     for number, line in enumerate(lines, 1):
         cells = line.split("\t")
@@ -73,6 +73,9 @@ def as_sentences(lines: Iterable[str], name: str = "sentences") -> list[str]:
     """Texts in their order, from a list, an array, a column of a table, or whatever gives them one by one."""
     if isinstance(lines, str):
         raise TypeError(f"{name} must be a list of texts, got one text: put it in a list")
+    if isinstance(lines, Mapping) or hasattr(lines, "columns") or not isinstance(lines, Iterable):
+        kind = type(lines).__name__
+        raise TypeError(f"{name} must be a list of texts, got {kind}; of a table give one column")
     listed = list(lines)
     for place, line in enumerate(listed):
         if not isinstance(line, str):

@@ -6,14 +6,17 @@ were saved as a feature, a code "01" that is read as 1. Here each of them is an 
 names the column and the row, and says what to do. Rows are numbered from 1, in messages and in the frame's index.
 """
 
+import contextlib
+import csv
 import gzip
+import itertools
 import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,10 +29,10 @@ SUFFIXES = (*SEPARATORS, *PARQUET)
 INSTALL = 'pip install "regard[all]"'
 ALIKE = 0.5
 """The share of numbers from which a column of text is taken for numbers with a slip in it."""
-COMMA = r"[-+]?\d+(,\d+)?([eE][-+]?\d+)?"
+COMMA = r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?"
 """A number with a decimal comma."""
 SEEN = 1000
-"""Rows in which codes with zeros in front are looked for."""
+"""Rows by which codes with zeros in front, and a decimal comma, are known."""
 
 
 def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
@@ -59,10 +62,9 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            for _ in range(2):  # the second time by what the first header was found to be separated by
-                first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
-                names = [str(name) for name in first.iloc[0]]
-                separator = separator_in(names, separator)
+            separator = separator_in(path, separator)
+            first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
+            names = [str(name) for name in first.iloc[0]]
             check_names(path, [name for name in names if name])
             some = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=SEEN)
             decimal = "." if separator == "," else decimal_in(some)
@@ -174,14 +176,24 @@ def check_names(path: Path, names: list[str]) -> None:
         raise ValueError(f"{path} has more than one column named {', '.join(map(repr, twice))}: rename them")
 
 
-def separator_in(names: list[str], separator: str) -> str:
-    """What separates the cells of a file, by its header: what the name of the file says, unless that leaves one cell.
+def opened(path: str | Path) -> IO[str]:
+    """The text of a table, packed or not, as `csv` reads it."""
+    unpack: Any = gzip.open if str(path).lower().endswith(".gz") else open
+    text: IO[str] = unpack(path, "rt", encoding="utf-8-sig", newline="")
+    return text
 
-    >>> separator_in(["size;price"], ","), separator_in(["size", "price;€"], ",")
-    (';', ',')
+
+def separator_in(path: Path, usual: str) -> str:
+    """What separates the cells of a file: what cuts its header and its first rows into as many cells, two or more; what
+    its name says, where nothing does. A comma is asked last: it also stands in numbers, and in names.
     """
-    others = [mark for mark in ("\t", ";", ",") if len(names) == 1 and mark in names[0]]
-    return others[0] if others else separator
+    for mark in ("\t", ";", ","):
+        with opened(path) as lines, contextlib.suppress(csv.Error):
+            filled = (cells for cells in csv.reader(lines, delimiter=mark) if cells)
+            widths = {len(cells) for cells in itertools.islice(filled, 5)}
+            if len(widths) == 1 and widths != {1}:
+                return mark
+    return usual
 
 
 def decimal_in(cells: "DataFrame") -> str:
@@ -191,7 +203,8 @@ def decimal_in(cells: "DataFrame") -> str:
     """
     columns = [column.dropna().str.strip() for _, column in cells.items()]
     commas = any(
-        column.str.fullmatch(COMMA).mean() >= ALIKE and column.str.fullmatch(r"[-+]?\d+,(\d{1,2}|\d{4,})").any()
+        column.str.fullmatch(COMMA).mean() >= ALIKE
+        and column.str.fullmatch(r"[-+]?(\d+,(\d{1,2}|\d{4,})|,\d+|\d*,\d+[eE][-+]?\d+)").any()
         for column in columns
         if len(column)
     )

@@ -93,7 +93,8 @@ def characters(text: Iterable[str], special: tuple[str, ...] = (), *, lower: boo
     ([3, 1, 2], 'bnn', ['�'])
     """
     package = tokenizers()
-    seen = {one for part in text for one in (part.lower() if lower else part)}
+    normal = package.normalizers.Lowercase().normalize_str if lower else str  # not Python's: of Σ it knows two
+    seen = {one for part in text for one in normal(part)}
     first = [*special, UNKNOWN]
     vocabulary = {token: place for place, token in enumerate([*first, *sorted(seen - {UNKNOWN})])}
     tokenizer = package.Tokenizer(package.models.WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -148,6 +148,8 @@ class Search:
         self.found, self.result, self.tree = nothing(start, keep), nothing(start, keep), Tree()
         lengths = torch.arange(max(limit.tolist(), default=0) + 1, dtype=torch.float64, device=start.device)
         self.scale = ((5 + lengths) / 6) ** penalty  # penalty(n) for n = 0, …, longest
+        if not self.scale.isfinite().all():
+            raise ValueError(f"penalty is too large for {len(lengths) - 1} tokens, got {penalty}: 0 to 2 is usual")
 
     def extend(self, log_probs: Tensor) -> Tensor:
         """All open hypotheses grow by one token; which rows of the state go on, `[rows]`."""

@@ -156,14 +156,15 @@ class Blocks(torch.autograd.Function):
         biases = rest[:bias_count]
         ctx.random = random_states(query.device)
         ctx.autocast = autocast_of(query.device.type)
+        wide = torch.promote_types(query.dtype, torch.float32)  # half a number cannot hold a sum over many keys
         mean = query.new_zeros(*blocking.shape[:-1], value.shape[-1])
-        peaks = query.new_full(blocking.shape[:-1], -math.inf)
-        totals = query.new_ones(blocking.shape[:-1])
+        peaks = query.new_full(blocking.shape[:-1], -math.inf, dtype=wide)
+        totals = query.new_ones(blocking.shape[:-1], dtype=wide)
         for rows in blocking.rows():
             some = query[..., rows, :]
             highest = peaks[..., rows].clone()
             total = torch.zeros_like(highest)
-            summed = torch.zeros_like(mean[..., rows, :])
+            summed = torch.zeros_like(mean[..., rows, :], dtype=wide)
             for columns in blocking.columns():
                 blocks = blocking.bias_blocks(biases, rows, columns)
                 scores = blocking.logits(some, key[..., columns, :], blocks, rows, columns).expand(
@@ -171,19 +172,19 @@ class Blocks(torch.autograd.Function):
                 )
                 risen = torch.maximum(highest, scores.amax(dim=-1))
                 shift = risen.masked_fill(risen == -math.inf, 0.0)
-                weight = (scores - shift.unsqueeze(-1)).exp()
+                weight = (scores.to(wide) - shift.unsqueeze(-1)).exp()
                 fade = (highest - shift).exp()
                 highest = risen
                 total = total * fade + weight.sum(dim=-1)
                 if blocking.dropout:
                     weight = weight * blocking.keep(rows, columns, query.device)
-                summed = summed * fade.unsqueeze(-1) + weight @ value[..., columns, :]
+                summed = summed * fade.unsqueeze(-1) + weight.to(value.dtype) @ value[..., columns, :]
             total = total.masked_fill(total == 0, 1.0)
             mean[..., rows, :] = summed / total.unsqueeze(-1)
             peaks[..., rows], totals[..., rows] = highest, total
         ctx.blocking, ctx.bias_count, ctx.state = blocking, bias_count, state_of(blocking.score)
         ctx.save_for_backward(*tensors, mean, peaks, totals, *tensors_of(blocking.mask))
-        return mean, peaks + totals.log()
+        return mean, (peaks + totals.log()).to(query.dtype)
 
     @staticmethod
     @once_differentiable
@@ -196,7 +197,7 @@ class Blocks(torch.autograd.Function):
         biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
         slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
         query_slope, key_slope, value_slope, *rest_slopes = slopes
-        offset = (mean_slope * mean).sum(dim=-1) - weight_slope
+        offset = (mean_slope * mean).sum(dim=-1, dtype=totals.dtype) - weight_slope
         peaks = peaks.masked_fill(peaks == -math.inf, math.inf)  # exp(s - inf) = 0
         sums, missed = torch.zeros_like(totals), {id(leaf) for leaf in leaves if leaf.requires_grad}
         wanted = ctx.needs_input_grad[2:]
@@ -208,17 +209,17 @@ class Blocks(torch.autograd.Function):
                 inputs = [x.detach().requires_grad_(want) for x, want in zip(blocks, score_wanted, strict=True)]
                 with torch.enable_grad(), ctx.autocast():
                     scores = blocking.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
-                weight = (scores.detach() - peaks[..., rows, None]).exp() / totals[..., rows, None]
+                weight = (scores.detach().to(totals.dtype) - peaks[..., rows, None]).exp() / totals[..., rows, None]
                 sums[..., rows] += weight.sum(dim=-1)
                 slope = mean_slope[..., rows, :] @ value[..., columns, :].mT
                 kept = weight
                 if blocking.dropout:
                     keep = blocking.keep(rows, columns, query.device)
                     kept, slope = weight * keep, slope * keep
-                value_slope[..., columns, :] += kept.mT @ mean_slope[..., rows, :]
+                value_slope[..., columns, :] += kept.to(mean_slope.dtype).mT @ mean_slope[..., rows, :]
                 if not scores.requires_grad:
                     continue
-                score_slope = (weight * (slope - offset[..., rows, None])).sum_to_size(scores.shape)
+                score_slope = (weight * (slope - offset[..., rows, None])).sum_to_size(scores.shape).to(scores.dtype)
                 targets = [
                     query_slope[..., rows, :],
                     key_slope[..., columns, :],

@@ -155,8 +155,9 @@ def is_truth(column: Any) -> bool:
 def by_dtype(column: Any) -> Category:
     """The categories of a column, in the order that its dtype gives them."""
     if is_time(column):
+        example = f", {str(column.iloc[0])!r}" if len(column) else ""
         raise ValueError(
-            f"column {column.name!r} holds dates or times, {str(column.iloc[0])!r}: turn it into numbers, such as days,"
+            f"column {column.name!r} holds dates or times{example}: turn it into numbers, such as days,"
             " or name it in categorical=[…]"
         )
     if hasattr(column, "cat"):

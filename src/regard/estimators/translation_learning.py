@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,11 @@ class Material(NamedTuple):
     left_out: dict[str, list[int]]
 
     @property
+    def counted(self) -> str:
+        """sacreBLEU's name for what BLEU counts in `validated`."""
+        return words_of(self.validated.targets[:VALIDATED])
+
+    @property
     def longest_target(self) -> int:
         """The most tokens that a translation has."""
         return max(map(len, self.coded.targets))
@@ -48,8 +54,7 @@ def material(settings: Any, sources: Sequence[str], targets: Sequence[str], vali
         among, others = held_out(pairs, settings.validation_fraction, seed)
         validated = some(pairs, others)
     else:
-        given, right = validation
-        validated = as_pairs(given, right)
+        validated = to_validate(validation)
     known = vocabularies(
         *some(pairs, among),
         tokens=settings.tokens,
@@ -61,6 +66,36 @@ def material(settings: Any, sources: Sequence[str], targets: Sequence[str], vali
     left = {place for places in left_out.values() for place in places}
     used = some(pairs, [place for place in among if place not in left])
     return Material(pairs, validated, used, known, coded, left_out)
+
+
+def to_validate(given: Any) -> Pairs:
+    """Pairs that were given to validate with; where a side is empty there is nothing to say of a translation."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError("validation must be two lists, sources and targets, got something else")
+    pairs = as_pairs(*given)
+    full = [place for place, pair in enumerate(zip(*pairs, strict=True)) if all(side.strip() for side in pair)]
+    if not full:
+        raise ValueError("validation must have a pair without an empty side, got none")
+    if len(full) < len(pairs.sources):
+        warnings.warn(
+            f"{len(pairs.sources) - len(full)} of {len(pairs.sources)} pairs to validate with have an empty side, and"
+            " are left out",
+            stacklevel=5,
+        )
+    return some(pairs, full)
+
+
+def words_of(targets: Sequence[str]) -> str:
+    """sacreBLEU's name for what BLEU counts when it validates: words, or characters.
+
+    BLEU is of four words on end. Where targets have fewer, as dates, names and languages without blanks between words,
+    it would be 0 for all epochs alike.
+
+    >>> words_of(["A dog runs in the park."]), words_of(["19760704", "20260131"])
+    ('13a', 'char')
+    """
+    few = sum(len(target.split()) < 4 for target in targets)
+    return "char" if 2 * few > len(targets) else "13a"
 
 
 def learn(
@@ -141,7 +176,8 @@ def bleu(settings: Any, found: Material, model: Seq2Seq) -> TranslationScore:
     coded = [ids[: settings.longest] for ids in known.coded(pairs.sources[:VALIDATED])]
     limit = most_tokens(found.longest_target, settings.longest)
     written = known.written(searched(model, coded, size=1, penalty=0.0, limit=limit))
-    return translation_score(written, pairs.targets[:VALIDATED], lowercase=settings.lower)
+    right = pairs.targets[:VALIDATED]
+    return translation_score(written, right, tokenize=found.counted, lowercase=settings.lower)
 
 
 def most_tokens(longest_target: int, longest: int) -> Callable[[Any], Any]:

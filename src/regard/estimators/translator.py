@@ -67,7 +67,8 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     random_state     a seed: one seed, one result
     verbose          progress bars, where it takes longer than a second
 
-    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `left_out_` (places of pairs, from 0).
+    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `counted_` (what that BLEU is of: "13a",
+    words, or "char" where targets have hardly four), `left_out_` (places of pairs, from 0).
 
     >>> from regard.data.dates import dates
     >>> asked, right = dates(300, seed=0)
@@ -81,6 +82,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     history_: History
     left_out_: dict[str, list[int]]
     longest_target_: int
+    counted_: str
 
     def __init__(
         self,
@@ -179,7 +181,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             run = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
             history = learn(self, found, model, seed, run, board)
         self.vocabularies_, self.history_, self.left_out_ = found.known, history, found.left_out
-        self.longest_target_ = found.longest_target
+        self.longest_target_, self.counted_ = found.longest_target, found.counted
         self.model_ = model.eval().requires_grad_(False)
         return self
 
@@ -253,6 +255,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             **saved_history(self.history_),
             "left_out": self.left_out_,
             "longest_target": self.longest_target_,
+            "counted": self.counted_,
         }
         arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, self.vocabularies_.saved()
@@ -265,6 +268,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         translator.left_out_ = config["left_out"]
         translator.history_ = restored_history(config)
         translator.longest_target_ = config["longest_target"]
+        translator.counted_ = config.get("counted", "13a")  # as in folders of before it was kept
         model = translator.make_model(translator.vocabularies_)
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
         translator.model_ = model.eval().requires_grad_(False)

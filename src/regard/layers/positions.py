@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from regard.checks import positive
 from regard.layers.checks import check_rows
 from regard.masks import Mask, both
+from regard.reading import compiling, transforming
 
 Stretch = Callable[[Tensor], Tensor]
 Table = Callable[..., tuple[Tensor, Tensor]]
@@ -230,7 +231,7 @@ def kept(make: Table) -> Table:
 
     @functools.wraps(make)
     def table(*what: Any) -> tuple[Tensor, Tensor]:
-        stand_in = torch.compiler.is_compiling() or type(torch.empty(0)) is not Tensor
+        stand_in = compiling() or transforming() or type(torch.empty(0)) is not Tensor
         return make(*what) if stand_in else known(*what)
 
     return table

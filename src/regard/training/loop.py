@@ -45,7 +45,7 @@ class History(NamedTuple):
 
     loss: tuple[float, ...]  # mean over the epoch's steps
     validation: tuple[float, ...]  # empty where there was no `validate`
-    best_epoch: int  # whose state the model now has: the lowest validation, or else the last
+    best_epoch: int  # whose state the model now has: the last of the lowest validation, or else the last
     averaged: int = 0  # of how many last epochs it has the mean of their states instead; 0: it does not
     best: float | None = None  # the validation of the state the model now has
 
@@ -78,7 +78,7 @@ def train(
     loss        of one batch, a number to make small: the mean over what `count` counts
     schedule    is stepped after every step of the optimizer
     validate    is called after every epoch, without gradients and in `eval` mode; lower is better, and the
-                model ends with the state of the best epoch
+                model ends with the state of the best epoch, of equal ones the last
     patience    stops after so many epochs without a better validation
     average     the mean of the states of so many last epochs is validated too, at the end, and taken where it is better
     clip        the largest norm that the gradient, of all that the optimizer changes, may have
@@ -116,7 +116,9 @@ def train(
                 at.best_epoch = at.epoch
             else:
                 at.validations.append(validated(model, validate, at.epoch, team))
-                if at.best is None or at.validations[-1] < at.validations[at.best_epoch]:
+                if (
+                    at.best is None or at.validations[-1] <= at.validations[at.best_epoch]
+                ):  # of equals, who learned more
                     at.best_epoch, at.best = at.epoch, copied_state(model)
                 bar.note(best=at.validations[at.best_epoch])
                 note("validation", at.validations[-1], at.steps)
@@ -137,7 +139,9 @@ def train(
 
 def is_over(at: Progressed, epochs: int, patience: int | None) -> bool:
     """Whether a run has all its epochs, or too many without a better validation. One that is asked for more goes on."""
-    return at.epoch >= epochs or (patience is not None and at.epoch - 1 - at.best_epoch >= patience)
+    if at.epoch >= epochs or patience is None or not at.validations:
+        return at.epoch >= epochs
+    return len(at.validations) - 1 - at.validations.index(min(at.validations)) >= patience
 
 
 @dataclass
