@@ -145,7 +145,7 @@ def test_a_slip_among_decimal_commas_is_found(tmp_path):
 def test_a_point_of_thousands_is_a_slip_however_late_it_comes(tmp_path):
     """Beyond the rows by which the decimal comma is known."""
     path = tmp_path / "late.csv"
-    path.write_text('a;y\n"0,5\n";1\n' + "".join(f"{i % 9},5;{i}\n" for i in range(1100)) + "1.234;5\n")
+    path.write_text('y;a\n1;"0,5\n"\n' + "".join(f"{i};{i % 9},5\n" for i in range(1100)) + "5;1.234\n")
     with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '1\.234' in row 1102 \(line 1104 of"):
         roles.features_of(tables.read_table(path), ["y"])
 

@@ -113,6 +113,7 @@ def test_a_name_that_says_tabs_may_hold_commas_and_a_semicolon_may_be_in_a_name(
     assert tables.read_table(written(tmp_path, "a,b;c\n1,2\n")).columns.tolist() == ["a", "b;c"]
     assert tables.read_table(written(tmp_path, '"a",b\n"1,5",2\n'))["a"].tolist() == ["1,5"]
     assert tables.read_table(written(tmp_path, "Größe, m²;Preis\n12,5;300\n"))["Größe, m²"].tolist() == [12.5]
+    assert tables.read_table(written(tmp_path, "a;b\n,5;x\n,25;y\n"))["a"].tolist() == [0.5, 0.25]
     assert tables.read_table(written(tmp_path, '"a";"b, c";y\n1,5;x;3\n')).columns.tolist() == ["a", "b, c", "y"]
 
 

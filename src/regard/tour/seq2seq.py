@@ -41,7 +41,7 @@ def exact(translator: Translator, seed: int) -> float:
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Dates as people write them into ISO's way, without attention and with it."""
     pairs = dates(400 if quick else 3000, seed)
-    epochs = 2 if quick else 6
+    epochs = 2 if quick else 4
     without = Translator("rnn", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs)
     before = exact(without, seed)
     drawn: dict[str, Alignment] = {}

@@ -39,8 +39,8 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
 
 def dated(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """A Transformer that reads dates, against the recurrent network that has one vector for all it read."""
-    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 14
-    settings = seq2seq.SETTINGS | {"hidden": 128, "learning_rate": 5e-3, "random_state": seed}
+    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 8
+    settings = seq2seq.SETTINGS | {"hidden": 128, "random_state": seed}
     translator = Translator("transformer", blocks=2, heads=4, epochs=epochs, **settings).fit(*pairs)
     recurrent = Translator("rnn", epochs=epochs, **seq2seq.SETTINGS, random_state=seed).fit(*pairs)
     scores = [seq2seq.exact(one, seed) for one in (translator, recurrent)]
@@ -62,7 +62,7 @@ def written(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """A Writer of characters, against counts of which character follows two."""
     text = manual()
     learned, held = text[:-HELD], text[-HELD:]
-    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 64, "size": 128, "steps": 1000}
+    steps = {"context": 64, "size": 32, "steps": 60} if quick else {"context": 64, "size": 128, "steps": 600}
     writer = Writer(
         blocks=2,
         heads=4,
