@@ -47,6 +47,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "transformer-135": BLOCKS | {"piece_dropout": 0.05, "epochs": 135},  # again that of 72
     "transformer-5000": BLOCKS | {"vocabulary": 5000, "batch_tokens": 2048, "learning_rate": 4e-3, "epochs": 48},
     "bahdanau": RECURRENT | {"model": "bahdanau"},
+    "bahdanau-muon": RECURRENT | {"model": "bahdanau", "optimizer": "muon", "learning_rate": 3e-3},
     "luong": RECURRENT | {"model": "luong"},
     "rnn": RECURRENT | {"model": "rnn"},
 }

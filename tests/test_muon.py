@@ -117,8 +117,7 @@ def run(checkpoint=None, stop=None):
     """A small training with Muon, which breaks off at a step."""
     torch.manual_seed(3)
     model, losses = nn.Sequential(nn.Linear(5, 11), nn.Dropout(0.3), nn.Linear(11, 5)), []
-    matrices = matrices_of(model)
-    optimizer = Muon(matrices, [model[0].bias, model[2].bias], lr=0.02)
+    optimizer = Muon.of(model, lr=0.02)
 
     def loss(batch):
         if len(losses) == stop:
@@ -147,6 +146,15 @@ def test_matrices_of_a_model_are_those_that_rows_are_multiplied_with():
     shapes = {tuple(matrix.shape) for matrix in matrices_of(model)}
     assert (36, 12) in shapes
     assert not shapes & {(50, 8), (60, 8)}
+
+
+def test_what_does_not_learn_is_left_alone():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).requires_grad_(False)
+    model[1].requires_grad_()
+    matrices, gains = Muon.of(model, lr=0.1, weight_decay=0.2, momentum=0.8).param_groups
+    assert matrices["params"] == [model[1].weight]
+    assert gains["params"] == [model[1].bias]
+    assert (matrices["turned"], gains["turned"], matrices["momentum"]) == (True, False, 0.8)
 
 
 def test_what_is_no_matrix_is_refused():

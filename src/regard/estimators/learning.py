@@ -12,7 +12,6 @@ from torch import nn
 from regard.checks import is_number, positive
 from regard.estimators.settings import saved_settings
 from regard.training import Checkpoint, History, Muon
-from regard.training.muon import matrices_of
 
 
 def check_whole(estimator: Any, names: Iterable[str]) -> None:
@@ -73,14 +72,7 @@ def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float
 
 def muon(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> Muon:
     """Muon for the matrices of layers, AdamW for the rest; gains and biases do not decay here either."""
-    matrices = matrices_of(model)
-    others = [parameter for parameter in model.parameters() if not any(parameter is matrix for matrix in matrices)]
-    return Muon(
-        *([parameter for parameter in some if parameter.requires_grad] for some in (matrices, others)),
-        lr=rate,
-        weight_decay=decay,
-        betas=betas,
-    )
+    return Muon.of(model, lr=rate, weight_decay=decay, betas=betas)
 
 
 OPTIMIZERS = {"muon": muon, "adamw": adamw}

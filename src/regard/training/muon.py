@@ -29,8 +29,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 class Muon(Optimizer):
     """Muon for some matrices, AdamW for all other parameters.
 
-    matrices       parameters that rows are multiplied with, of two dimensions; `matrices_of` finds a model's
-    others         the rest, such as vectors of tokens, gains and biases
+    matrices       parameters that rows are multiplied with, of two dimensions
+    others         the rest, such as vectors of tokens, gains and biases; `Muon.of(model, lr=…)` tells them apart
     lr             the learning rate of both
     weight_decay   the share of each number of two dimensions that is taken away in a step, times the learning rate
     momentum       μ, how much of the steps before a step of a matrix has
@@ -70,6 +70,17 @@ class Muon(Optimizer):
                 raise ValueError(f"matrices must have two dimensions, got shape {list(parameter.shape)}")
         groups = [group for group in given if group["params"]]
         super().__init__(groups, {"lr": lr, "momentum": momentum, "betas": betas, "eps": 1e-8})
+
+    @classmethod
+    def of(cls, model: nn.Module, **settings: Any) -> "Muon":
+        """For all that learns in a model: Muon for `matrices_of` it, AdamW for the rest; settings as above.
+
+        >>> model = torch.nn.TransformerEncoderLayer(8, nhead=2)
+        >>> [len(group["params"]) for group in Muon.of(model, lr=0.01).param_groups]
+        [3, 1, 8]
+        """
+        learned, matrices = [p for p in model.parameters() if p.requires_grad], set(matrices_of(model))
+        return cls([p for p in learned if p in matrices], [p for p in learned if p not in matrices], **settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
