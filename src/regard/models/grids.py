@@ -102,10 +102,12 @@ class Residual(nn.Module):
             nn.BatchNorm2d(channels),
         )
         same = stride == 1 and inputs == channels
-        self.keep: nn.Module = nn.Identity() if same else nn.Conv2d(inputs, channels, 1, stride, bias=False)
+        self.stride, self.keep = stride, nn.Identity() if same else nn.Conv2d(inputs, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu(self.keep(x) + self.change(x))
+        # Every second cell, then a convolution without a stride: of one with a stride torch 2.13 (oneDNN 3.12) has wrong
+        # gradients, or crashes, where channels are last and few and the processor has AVX2 and no more.
+        return relu(self.keep(x[:, :, :: self.stride, :: self.stride]) + self.change(x))
 
 
 class SmallResNet(nn.Module):
