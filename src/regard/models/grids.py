@@ -105,7 +105,7 @@ class Residual(nn.Module):
         self.stride, self.keep = stride, nn.Identity() if same else nn.Conv2d(inputs, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Every second cell, then a convolution without a stride: of one with a stride torch 2.13 (oneDNN 3.12) has wrong
+        # Every second cell, then a convolution without a stride. With one, torch 2.13 (oneDNN 3.12) has wrong
         # gradients, or crashes, where channels are last and few and the processor has AVX2 and no more.
         return relu(self.keep(x[:, :, :: self.stride, :: self.stride]) + self.change(x))
 
