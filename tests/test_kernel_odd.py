@@ -263,3 +263,8 @@ def test_categories_never_seen_are_counted():
     model.predict(frame)
     with pytest.warns(UserWarning, match="column 'city': 2 of 3 rows hold a category that was not in .* such as 'c'"):
         model.predict(pd.DataFrame({"x": [1.0, 2.0, 3.0], "city": ["a", "c", "d"]}))
+
+
+def test_times_in_a_table_without_rows_are_named_too():
+    with pytest.raises(ValueError, match="column 't' holds dates or times: turn it into numbers"):
+        NadarayaWatson().fit(pd.DataFrame({"t": pd.to_datetime([])}), [])

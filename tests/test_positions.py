@@ -164,3 +164,10 @@ def test_anything_with_the_two_methods_will_do():
 def test_what_does_not_fit_is_said(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_tables_of_a_functionalized_call_are_not_kept():
+    """Its tensors stand in for others, and would for ever."""
+    rotary, x = Rotary(6, base=317.0), torch.randn(1, 2, 7, 6)
+    torch.func.functionalize(lambda x: rotary.turn(x, 0))(x)
+    assert not torch._is_functional_tensor(rotary.turn(x, 0))

@@ -38,7 +38,7 @@ class Material(NamedTuple):
     @property
     def counted(self) -> str:
         """sacreBLEU's name for what BLEU counts in `validated`."""
-        return words_of(self.validated.targets[:VALIDATED])
+        return units_of(self.validated.targets[:VALIDATED])
 
     @property
     def longest_target(self) -> int:
@@ -85,13 +85,13 @@ def to_validate(given: Any) -> Pairs:
     return some(pairs, full)
 
 
-def words_of(targets: Sequence[str]) -> str:
+def units_of(targets: Sequence[str]) -> str:
     """sacreBLEU's name for what BLEU counts when it validates: words, or characters.
 
     BLEU is of four words on end. Where targets have fewer, as dates, names and languages without blanks between words,
     it would be 0 for all epochs alike.
 
-    >>> words_of(["A dog runs in the park."]), words_of(["19760704", "20260131"])
+    >>> units_of(["A dog runs in the park."]), units_of(["19760704", "20260131"])
     ('13a', 'char')
     """
     few = sum(len(target.split()) < 4 for target in targets)

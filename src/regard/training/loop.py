@@ -116,9 +116,8 @@ def train(
                 at.best_epoch = at.epoch
             else:
                 at.validations.append(validated(model, validate, at.epoch, team))
-                if (
-                    at.best is None or at.validations[-1] <= at.validations[at.best_epoch]
-                ):  # of equals, who learned more
+                # Of equals the last is kept, which has learned most.
+                if at.best is None or at.validations[-1] <= at.validations[at.best_epoch]:
                     at.best_epoch, at.best = at.epoch, copied_state(model)
                 bar.note(best=at.validations[at.best_epoch])
                 note("validation", at.validations[-1], at.steps)
