@@ -113,3 +113,9 @@ def test_what_does_not_fit_is_refused(image, words, weights, message):
 def test_marks_are_a_cell_a_word():
     with pytest.raises(ValueError, match=r"marks must be \[1, 2\], a row and a column a word, got \[2\]"):
         image_strip(photo(), ["a"], np.ones((1, 3, 3)), marks=[1, 2])
+
+
+def test_dollars_in_a_word_are_no_mathematics(tmp_path):
+    axes = image_strip(photo(), ["$$"], one_hot(5, 7, (0, 0)))
+    axes[0].figure.savefig(tmp_path / "strip.png")
+    assert axes[1].get_title() == "$$"
