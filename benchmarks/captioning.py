@@ -32,10 +32,10 @@ from torch.nn import functional
 from benchmarks.harness import SEED, THREADS, Case, Finding, compare, lacking, machine, note, peak_extra, report, said
 from benchmarks.harness import table as rows_table
 from regard.data.images import read_captions
-from regard.data.pairs import END, PADDING, START
+from regard.data.sentence_pairs import END, PADDING, START
 from regard.decoding import beam, forbid
 from regard.estimators import Captioner
-from regard.estimators.seeing import Kept, sight
+from regard.estimators.captioning.encoder import Kept, sight
 from regard.models.captioner import CaptionDecoder
 
 MODULE = "benchmarks.captioning"

@@ -43,8 +43,8 @@ from benchmarks.harness import (
     times,
 )
 from benchmarks.kernel_quality import Array, curves, left_out_average, statsmodels_fit, tables
-from regard.engines import pairs
-from regard.engines.points import Points
+from regard.engines.kernel_sums import pairs
+from regard.engines.kernel_sums.problem import Points
 from regard.estimators import NadarayaWatson
 
 MODULE = "benchmarks.kernel"

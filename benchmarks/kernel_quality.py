@@ -32,7 +32,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.harness import PROGRESS, SEED, Finding, lacking, note
 from regard.estimators import NadarayaWatson
-from regard.estimators.bandwidths import left_out_error
+from regard.estimators.tables.bandwidth import left_out_error
 
 TABLES = ("airfoil", "concrete", "yacht", "wine", "elevators", "pol", "kin40k")
 SPLITS = (0, 1, 2)

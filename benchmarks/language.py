@@ -31,7 +31,7 @@ from regard.attend import Look
 from regard.data.text import encoded
 from regard.decoding import sample
 from regard.estimators import Writer
-from regard.estimators.windows import mean_loss
+from regard.estimators.writing.batches import mean_loss
 from regard.models.language import LanguageModel
 from regard.models.pretrained import load
 

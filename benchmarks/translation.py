@@ -34,15 +34,15 @@ from benchmarks.harness import SEED, THREADS, Case, Finding, compare, lacking, m
 from benchmarks.harness import table as rows_table
 from benchmarks.translation_quality import PARTS, corpora
 from regard import Translator, load, look
-from regard.data.pairs import PADDING, PairBatch, TokenBatches, pair_batch
-from regard.data.vocabularies import vocabularies
-from regard.estimators.learning import adamw
-from regard.estimators.translating import searched
+from regard.data.sentence_pairs import PADDING, PairBatch, TokenBatches, pair_batch
+from regard.data.tokenizers import vocabularies
+from regard.estimators.common import adamw
+from regard.estimators.translation.decoding import searched
 from regard.layers import Block, Decoder, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
-from regard.layers.likelihood import cross_entropy
 from regard.masks import padding
 from regard.models.recurrent import Bahdanau, bahdanau
 from regard.models.transformer import Embedding, Transformer
+from regard.ops.cross_entropy import cross_entropy
 
 MODULE = "benchmarks.translation"
 RESULTS = Path(__file__).parent / "results"

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.harness import THREADS, machine
 from regard import Translator
-from regard.data.pairs import read_lines
-from regard.estimators.translation_score import translation_score
+from regard.data.sentence_pairs import read_lines
+from regard.estimators.translation.scores import translation_score
 from regard.training import Team
 
 PARTS = ("train", "val", "test_2016_flickr")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from regard.tour.kernel_regression import draw_fits, draw_maps, three_fits
+from regard.estimators.tables.station import draw_fits, draw_maps, three_fits
 
 
 def main(path: Path) -> None:

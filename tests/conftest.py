@@ -17,7 +17,7 @@ def seeded():
 @pytest.fixture
 def encoder():
     """An encoder whose grids are kept on disk; its running means are not those it was made with."""
-    from feature_cases import shaken
+    from helpers.feature_cases import shaken
 
     return shaken()
 
@@ -25,6 +25,6 @@ def encoder():
 @pytest.fixture
 def small_files(monkeypatch):
     """Three grids a file, so that a few images fill several."""
-    from feature_cases import three_in_a_file
+    from helpers.feature_cases import three_in_a_file
 
     three_in_a_file(monkeypatch)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from cases import ENGINES, INNER, QUERIES, SCORES, gradients, inputs, rand, score_case
+from helpers.cases import ENGINES, INNER, QUERIES, SCORES, gradients, inputs, rand, score_case
 from torch.testing import assert_close
 
 import regard

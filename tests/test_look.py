@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from cases import KEYS, SCORES, inputs, mask_case, rand, score_case
+from helpers.cases import KEYS, SCORES, inputs, mask_case, rand, score_case
 from torch.testing import assert_close
 
 import regard

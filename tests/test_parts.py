@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from cases import QUERIES, gradients, inputs
+from helpers.cases import QUERIES, gradients, inputs
 from torch.testing import assert_close
 
 import regard

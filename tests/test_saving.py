@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard import NadarayaWatson, load, saving
-from regard.data.curves import wave
+from regard.data.samples.curves import wave
 
 
 def model(shift=0.0):

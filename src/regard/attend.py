@@ -17,12 +17,12 @@ from regard.checks import is_number, positive
 from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
 from regard.engines.stream import mask_gradient
-from regard.engines.top import top_weights
+from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal, parts_of
 from regard.parts import Attended
-from regard.reading import transforming
 from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot
+from regard.torch_modes import transforming
 from regard.weighing import Weighing, softmax
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.reading import compiling, transforming
+from regard.torch_modes import compiling, transforming
 
 MaskFunction = Callable[[Tensor, Tensor], Tensor]
 Mask = MaskFunction | Tensor

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from regard import saving
-from regard.cli import bags, captioner, rows, translator, writer
-from regard.cli.settings import leads
-from regard.cli.talk import say
+from regard.cli.messages import say
 from regard.data import tables
+from regard.estimators.bags import command as bags
+from regard.estimators.captioning import command as captioner
+from regard.estimators.tables import command as rows
+from regard.estimators.translation import command as translator
+from regard.estimators.typed_settings import leads
+from regard.estimators.writing import command as writer
 
 try:
     import typer

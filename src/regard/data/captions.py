@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.pairs import END, START, padded
+from regard.data.sentence_pairs import END, START, padded
 from regard.data.tables import listed
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ Equals are settled always alike: the earlier hypothesis first, then the lower to
 and the like are the model's affair: put it in `eval` mode.
 """
 
-from regard.decoding.beams import beam
-from regard.decoding.filters import largest, nucleus
+from regard.decoding.beam import beam
+from regard.decoding.sampling import greedy, sample
 from regard.decoding.step import Fixed, Hypothesis, Step, forbid, select
-from regard.decoding.writing import greedy, sample
+from regard.decoding.topk import largest, nucleus
 
 __all__ = ["Fixed", "Hypothesis", "Step", "beam", "forbid", "greedy", "largest", "nucleus", "sample", "select"]

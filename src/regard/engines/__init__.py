@@ -9,8 +9,8 @@ one slow definition in `tests/reference.py`, in value and in gradient.
 
 from regard.engines.dense import Dense
 from regard.engines.flash import Flash
-from regard.engines.gauss import Gauss
-from regard.engines.pairs import Pairs
+from regard.engines.kernel_sums.gauss import Gauss
+from regard.engines.kernel_sums.pairs import Pairs
 from regard.engines.stream import Stream
 
 __all__ = ["Dense", "Flash", "Gauss", "Pairs", "Stream"]

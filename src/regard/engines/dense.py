@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.engines import dropout
+from regard.compiled import dropout_hash as dropout
 from regard.engines.job import Job, mask_parts, masked, scores_of
 from regard.parts import Attended
-from regard.reading import compiling, transforming
+from regard.torch_modes import compiling, transforming
 from regard.weighing import blind, softmax
 
 

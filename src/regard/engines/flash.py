@@ -15,8 +15,8 @@ from regard.engines.job import Job, broadcast, mask_parts
 from regard.engines.stream import Stream
 from regard.kernels import DOT_LIMIT, centred, reach
 from regard.masks import as_bias, causal
-from regard.reading import compiling
 from regard.scores import is_inner_product, is_squared_distance
+from regard.torch_modes import compiling
 from regard.weighing import softmax
 
 FEW = 2**14

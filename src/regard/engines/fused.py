@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.engines import dropout, loops
+from regard.compiled import dropout_hash as dropout
+from regard.compiled.threads import Room, spread
+from regard.engines import fused_loops as loops
 from regard.engines.job import Job, spans
 from regard.engines.pairing import Distances, Pairing, Products
-from regard.engines.threads import Room, spread
 from regard.masks import Mask, block_of, causal, parts_of, tensors_of
 from regard.scores import is_inner_product, is_squared_distance
 

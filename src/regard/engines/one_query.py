@@ -31,7 +31,7 @@ def attend_one(query: Tensor, store: Tensor, length: int) -> Tensor:
     store   `[rows, 2, kv_heads, room, size]`, contiguous: keys and values, of which the first `length` count. Heads
             are those of `kv_heads` by turns of equal length
     """
-    from regard.engines import one_query_loops  # imports numba
+    from regard.engines import one_query_loops
 
     rows, heads, size = query.shape
     _, _, kv_heads, room, _ = store.shape

@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from regard.engines.compiling import compiled, compiled_for_c
-from regard.engines.lanes import COUNT as LANES
-from regard.engines.lanes import load, splat, splat_from, store, total
-from regard.engines.loops import SUM, exponential
+from regard.compiled.cache import compiled, compiled_for_c
+from regard.compiled.simd import COUNT as LANES
+from regard.compiled.simd import load, splat, splat_from, store, total
+from regard.engines.fused_loops import SUM, exponential
 
 TWO = 2 * LANES
 ZERO, ONE = np.float32(0), np.float32(1)

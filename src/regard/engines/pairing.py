@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.engines import loops
+from regard.engines import fused_loops as loops
 
 
 class Pairing(Protocol):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.engines import loops
+from regard.engines import fused_loops as loops
 from regard.engines.fused import Fold, constants
 from regard.engines.job import spans
 from regard.engines.pairing import Products

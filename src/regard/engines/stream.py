@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.checks import is_count
-from regard.engines import dropout
+from regard.compiled import dropout_hash as dropout
 from regard.engines.again import autocast_of, check_same, hooks_off, random_states, replayed, state_of, with_state
 from regard.engines.job import Job, masked, scores_of, spans
 from regard.masks import Mask, block_of, parts_of, tensors_of
 from regard.parts import Attended
-from regard.reading import compiling
 from regard.scores import is_inner_product, is_squared_distance
+from regard.torch_modes import compiling
 from regard.weighing import softmax
 
 CACHE = 2**19
@@ -67,7 +67,7 @@ class Stream:
         """Means and log weights; with dropout, only the means are of the dropped weights."""
         seed = dropout.draw_seed() if job.dropout else 0
         if fusible(job):
-            from regard.engines import fused, short  # imports numba
+            from regard.engines import fused, short
 
             given = fused.prepared(job, seed, self.sizes(fused.BLOCK))
             way: Any = short.Together if self.block is None and short.fits(given[0]) else fused.Fused

@@ -5,18 +5,18 @@ from typing import Any
 
 import torch
 
-from regard.estimators.alignment import Alignment
-from regard.estimators.bag_evidence import BagEvidence
-from regard.estimators.bags import BagClassifier, BagRegressor
-from regard.estimators.caption_evidence import CaptionEvidence
-from regard.estimators.captioner import Captioner
+from regard.estimators.bags.estimator import BagClassifier, BagRegressor
+from regard.estimators.bags.evidence import BagEvidence
+from regard.estimators.bags.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
+from regard.estimators.captioning.estimator import Captioner
+from regard.estimators.captioning.evidence import CaptionEvidence
 from regard.estimators.evidence import Evidence
-from regard.estimators.kernel import NadarayaWatson, NadarayaWatsonClassifier
-from regard.estimators.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
-from regard.estimators.text_evidence import TextEvidence
-from regard.estimators.translation_score import TranslationScore
-from regard.estimators.translator import Translator
-from regard.estimators.writer import Writer
+from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
+from regard.estimators.translation.estimator import Translator
+from regard.estimators.translation.evidence import Alignment
+from regard.estimators.translation.scores import TranslationScore
+from regard.estimators.writing.estimator import Writer
+from regard.estimators.writing.evidence import TextEvidence
 from regard.saving import read
 
 __all__ = [

@@ -19,7 +19,7 @@ from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.conv import ConvSelfAttention
 from regard.layers.dropout import Dropout
 from regard.layers.feed_forward import FeedForward, Gated, gelu_tanh, swiglu
-from regard.layers.heads import MultiHeadAttention
+from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.positions import Alibi, Learned, Positions, Rotary, Sinusoidal, Stretched
 from regard.layers.watch import watch
 

@@ -27,8 +27,8 @@ from regard.checks import positive
 from regard.layers.cache import BlockCache, Cache
 from regard.layers.checks import check_rows
 from regard.layers.dropout import Dropout
-from regard.layers.heads import MultiHeadAttention
-from regard.layers.steps import Steps
+from regard.layers.fast_decode import Steps
+from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
 

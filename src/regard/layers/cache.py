@@ -159,7 +159,7 @@ class Cache:
         self.room = positive("room", room)
         self.blocks = [BlockCache(KeyValues(room), KeyValues()) for _ in range(positive("blocks", blocks))]
         self.source: Tensor | None = None  # [sequences]  which of the first ones each is a copy of
-        self.steps: Any = None  # the blocks taken apart for single rows, see `regard.layers.steps`
+        self.steps: Any = None  # the blocks taken apart for single rows, see `regard.layers.fast_decode`
 
     @property
     def length(self) -> int:

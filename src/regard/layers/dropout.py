@@ -1,9 +1,9 @@
-"""Dropout of rows that stores no mask; see `regard.engines.residual`."""
+"""Dropout of rows that stores no mask; see `regard.ops.hashed_dropout`."""
 
 from torch import Tensor, nn
 
-from regard.engines.residual import add_dropped, dropped
 from regard.layers.checks import share
+from regard.ops.hashed_dropout import add_dropped, dropped
 
 
 class Dropout(nn.Module):

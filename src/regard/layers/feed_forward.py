@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.checks import positive
-from regard.engines.activated import activated_linear
 from regard.layers.checks import bare, check_rows
+from regard.ops.recomputed_linear import activated_linear
 
 Activation = Callable[[Tensor], Tensor]
 

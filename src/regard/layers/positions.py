@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from regard.checks import positive
 from regard.layers.checks import check_rows
 from regard.masks import Mask, both
-from regard.reading import compiling, transforming
+from regard.torch_modes import compiling, transforming
 
 Stretch = Callable[[Tensor], Tensor]
 Table = Callable[..., tuple[Tensor, Tensor]]

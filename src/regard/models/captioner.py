@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from regard.checks import positive
 from regard.layers.dropout import Dropout
-from regard.layers.likelihood import cross_entropy
 from regard.models.looking import Draw, Maps, Regions, Walk, walk
 from regard.models.transformer import check_tokens
+from regard.ops.cross_entropy import cross_entropy
 from regard.scores import Additive
 from regard.weighing import Weighing, softmax
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attend import attend
-from regard.engines import additive
+from regard.ops import additive
 from regard.weighing import Weighing
 
 

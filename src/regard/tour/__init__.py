@@ -1,19 +1,10 @@
 """The tour: every system on a small case, what it looked at, and how it compares with what came before it.
 
-`regard tour` visits the stations and writes a page to look at. A station is a file here and a line in `STATIONS`.
+`regard tour` visits the stations and writes a page to look at. A station is the file `station.py` of a subject in
+`regard.estimators`, or `layers.py` here.
 """
 
-from regard.tour import bags, captions, kernel_regression, layers, seq2seq, transformer
-from regard.tour.running import Visited, chosen, tour
-from regard.tour.station import Station
+from regard.tour.findings import Station
+from regard.tour.runner import Visited, chosen, tour
 
-__all__ = ["STATIONS", "Station", "Visited", "chosen", "tour"]
-
-STATIONS = (
-    kernel_regression.STATION,
-    bags.STATION,
-    seq2seq.STATION,
-    captions.STATION,
-    layers.STATION,
-    transformer.STATION,
-)
+__all__ = ["Station", "Visited", "chosen", "tour"]

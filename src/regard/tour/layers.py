@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from regard.layers import Block, ConvSelfAttention, FeedForward, Learned, MultiHeadAttention, SelfAttention, Sinusoidal
 from regard.layers.watch import watch
 from regard.masks import causal
-from regard.tour.drawing import draw_cells, draw_maps
-from regard.tour.station import Finding, Picture, Row, Station
+from regard.tour.figures import draw_cells, draw_maps
+from regard.tour.findings import Finding, Picture, Row, Station
 from regard.training import train
 
 SENTENCE, SWAPPED = ["the", "dog", "bit", "the", "man"], ["the", "man", "bit", "the", "dog"]

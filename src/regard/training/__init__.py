@@ -5,10 +5,10 @@ the usual schedules, `Muon` is an optimizer that needs fewer steps than AdamW. S
 trains one model with several processes.
 """
 
-from regard.training.checkpoints import Checkpoint
+from regard.training.checkpoint import Checkpoint
+from regard.training.distributed import Team
 from regard.training.loop import History, copied_state, train
 from regard.training.muon import Muon
 from regard.training.schedules import warm_cosine, warm_root
-from regard.training.team import Team
 
 __all__ = ["Checkpoint", "History", "Muon", "Team", "copied_state", "train", "warm_cosine", "warm_root"]

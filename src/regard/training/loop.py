@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from regard.progress import ProgressBar
-from regard.training.board import scalars
-from regard.training.checkpoints import Checkpoint, Progressed, alone, found, keep
+from regard.training.checkpoint import Checkpoint, Progressed, alone, found, keep
+from regard.training.distributed import Team, rows
 from regard.training.settings import check_parts, check_settings
-from regard.training.team import Team, rows
+from regard.training.tensorboard import scalars
 
 Batch = TypeVar("Batch")
 

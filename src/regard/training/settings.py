@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from regard.training.checkpoints import Checkpoint
+from regard.training.checkpoint import Checkpoint
 
 
 def check_settings(

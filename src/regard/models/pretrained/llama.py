@@ -4,17 +4,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from regard.layers import (
-    Block,
-    Decoder,
-    FeedForward,
-    Gated,
-    MultiHeadAttention,
-    Positions,
-    Rotary,
-    Stretched,
-    swiglu,
-)
+from regard.layers import Block, Decoder, FeedForward, Gated, MultiHeadAttention, Positions, Rotary, Stretched, swiglu
 from regard.layers.feed_forward import Activation
 from regard.models.language import LanguageModel
 from regard.models.pretrained.settings import ACTIVATIONS, Settings

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import attend, look
-from regard.engines.additive import additive_step, fusible
-from regard.engines.recurrence import Looking, attentive
 from regard.layers.cache import Kept
 from regard.masks import padding
 from regard.models.recurrent.cells import Cell, State, cell_step, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.models.recurrent.parts import DeepOutput, Reading, Recurrent, Start, ends
 from regard.models.transformer import Embedding
+from regard.ops.additive import additive_step, fusible
+from regard.ops.attentive_rnn import Looking, attentive
 from regard.scores import Additive
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.engines.additive import fusible
-from regard.engines.recurrence import recurrence
-from regard.engines.residual import dropped
+from regard.ops.additive import fusible
+from regard.ops.attentive_rnn import recurrence
+from regard.ops.hashed_dropout import dropped
 
 Cell = type[nn.GRU] | type[nn.LSTM]
 State = tuple[Tensor, ...]

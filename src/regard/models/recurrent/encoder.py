@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.checks import positive
-from regard.engines.additive import fusible
-from regard.engines.recurrence import recurrence
 from regard.layers.checks import share
 from regard.models.recurrent.cells import Cell, Weights, between, weights_of
+from regard.ops.additive import fusible
+from regard.ops.attentive_rnn import recurrence
 
 
 class RecurrentEncoder(nn.Module):

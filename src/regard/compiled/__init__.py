@@ -1,0 +1,1 @@
+"""Compiled loops: Numba, its cache, its threads."""

@@ -1,0 +1,1 @@
+"""Generated data for examples and tests."""

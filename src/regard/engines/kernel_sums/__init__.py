@@ -1,0 +1,1 @@
+"""Sums of a kernel over points: the engines `pairs` and `gauss`."""

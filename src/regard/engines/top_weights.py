@@ -1,0 +1,74 @@
+"""The largest weights of each query, by blocks of keys: what `look(top=…)` gives, without the matrix."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.compiled.threads import Room, spread
+from regard.engines.job import Job, masked, scores_of, spans
+from regard.engines.stream import cached, fusible
+from regard.masks import block_of, parts_of
+
+
+@torch.no_grad()
+def top_weights(job: Job, top: int) -> tuple[Tensor, Tensor]:
+    """Keys and weights `[..., q, top]`, falling; where a query may see fewer, key -1 and weight 0.
+
+    A query that sees a NaN gets key -1 and weight NaN.
+    """
+    best, index, log_weight = fused_scores(job, top) if fusible(job) else block_scores(job, top)
+    sick, blind = (log_weight.isnan().unsqueeze(-1), (log_weight == -math.inf).unsqueeze(-1))
+    weight = (best - log_weight.unsqueeze(-1)).exp().masked_fill(blind, 0.0)
+    return index.masked_fill(sick, -1), weight.masked_fill(sick, math.nan)
+
+
+def block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest scores, their keys, and the log weight of all keys, for any score on any device.
+
+    The best so far are put beside each block, and the best of both kept.
+    """
+    best = job.query.new_full([*job.shape[:-1], top], -math.inf)
+    index = torch.full_like(best, -1, dtype=torch.long)
+    log_weight = job.query.new_full(job.shape[:-1], -math.inf)
+    queries, keys = cached(job)
+    for rows in spans(job.queries, queries):
+        for columns in spans(job.keys, keys):
+            blocks = [block_of(part, rows, columns, len(job.shape), best.device) for part in parts_of(job.mask)]
+            scores = masked(scores_of(job.score, job.query[..., rows, :], job.key[..., columns, :]), blocks)
+            scores = scores.expand(*job.leading, rows.stop - rows.start, columns.stop - columns.start)
+            log_weight[..., rows] = torch.logaddexp(log_weight[..., rows], scores.logsumexp(dim=-1))
+            number = torch.arange(columns.start, columns.stop, device=best.device).expand(scores.shape)
+            both, whose = torch.cat([best[..., rows, :], scores], -1), torch.cat([index[..., rows, :], number], -1)
+            best[..., rows, :], place = both.topk(top, dim=-1)
+            index[..., rows, :] = whose.gather(-1, place)
+    return best, index.masked_fill(best == -math.inf, -1), log_weight
+
+
+def fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for the scores that the CPU's fused loops know."""
+    from regard.engines import fused
+    from regard.engines import fused_loops as loops
+
+    fold, query, key, _ = fused.prepared(job, 0, fused.BLOCK)
+    best = job.query.new_full([*fold.shape[:-1], top], -math.inf)
+    index = torch.full_like(best, -1, dtype=torch.long)
+    highest, total = best.new_full(fold.shape[:-1], -math.inf), best.new_zeros(fold.shape[:-1])
+    arrays = best.numpy(), index.numpy(), highest.numpy(), total.numpy()
+    room = Room()
+
+    def task(item: fused.Portion) -> None:
+        _, lead, rows = item
+        some, head = fold.pairing.ready(query[lead][rows].contiguous()), key[lead]
+        for columns in fold.columns(rows):
+            masking = fold.masking(lead, rows, columns)
+            if masking is None:
+                continue
+            scores = room.block(0, len(some), columns.stop - columns.start, best)
+            fold.scores(some, head[columns], scores, masking)
+            loops.hide(scores.numpy(), fold.reach(rows, columns))
+            kept = [array[lead][rows] for array in arrays]
+            loops.keep_best(scores.numpy(), kept[0], kept[1], kept[2], kept[3], columns.start)
+
+    spread(task, fold.portions(fold.block[0]))
+    return best, index, highest + total.masked_fill(total == 0, 1.0).log()

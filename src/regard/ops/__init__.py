@@ -1,0 +1,1 @@
+"""Fast operations that are not engines of `attend`."""

@@ -1,0 +1,148 @@
+"""Bags: every form of input, picking, and what is no bag."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.bag_cases import FRAME, even, frame_of, ragged
+from numpy.testing import assert_array_equal
+from sklearn.model_selection import train_test_split
+
+from regard.data.bag_targets import of_bags
+from regard.data.bags import Bags, as_bags
+
+
+def test_four_forms_are_the_same_bags():
+    bags = ragged()
+    sizes = [len(bag) for bag in bags]
+    padded = np.full((len(bags), max(sizes) + 2, 3), np.nan)
+    for place, bag in enumerate(bags):
+        padded[place, : len(bag)] = bag
+    names = [f"m{place}" for place in range(len(bags))][::-1]
+    forms = [
+        bags,
+        as_bags(padded, lengths=sizes),
+        as_bags(frame_of(bags, names), by="molecule"),
+        np.array(bags, dtype=object),
+    ]
+    for form in forms:
+        found = as_bags(form)
+        assert_array_equal(found.instances, np.concatenate(bags))
+        assert_array_equal(found.sizes, sizes)
+        assert found.instances.dtype == np.float64
+    assert as_bags(forms[2]).names.tolist() == names
+    whole = even()
+    assert_array_equal(as_bags(whole).instances, as_bags(list(whole)).instances)
+    assert np.shares_memory(as_bags(whole).instances, whole)  # no copy where none is needed
+
+
+def test_rows_of_a_bag_are_gathered():
+    bags = ragged()
+    frame = frame_of(bags, [f"m{place}" for place in range(len(bags))], seed=3)
+    found = as_bags(frame, by="molecule")
+    assert found.names.tolist() == [f"m{place}" for place in range(len(bags))]
+    for bag, theirs in zip(found, bags, strict=True):
+        assert_array_equal(bag[0], theirs[0])
+        assert_array_equal(np.sort(bag, axis=0), np.sort(theirs, axis=0))
+    assert_array_equal(frame.loc[found.rows, ["f0", "f1", "f2"]], found.instances)
+
+
+def test_frames_of_a_list_are_known_by_their_columns():
+    bags = [pd.DataFrame(bag, columns=["a", "b", "c"]) for bag in ragged()]
+    bags[1], bags[2] = bags[1][["c", "a", "b"]], bags[2][["b", "a", "c"]]
+    found = as_bags(bags)
+    assert_array_equal(found.instances, np.concatenate(ragged()))
+    assert found.features == ("a", "b", "c")
+    numbered = [pd.DataFrame(bag) for bag in ragged()]
+    assert as_bags([*numbered, np.ones((2, 3))]).features is None  # pandas' own numbers are no names
+    numbered[1] = numbered[1][[2, 0, 1]]
+    with pytest.raises(ValueError, match="bag 0 has no names, bag 1 has '2', '0', '1'"):
+        as_bags(numbered)
+
+
+def test_bags_are_picked_as_arrays_are():
+    bags, named = ragged(), as_bags(ragged())
+    named = Bags(named.instances, named.starts, np.arange(41) * 10, ("a", "b", "c"))
+    assert_array_equal(named[-1], bags[-1])
+    assert len(named) == len(list(named)) == named.shape[0] == 41
+    for key in (slice(3, 30, 4), [5, 5, 2], np.arange(41) % 3 == 0, np.array([7, -1]), []):
+        chosen = np.arange(41)[key]
+        found = named[key]
+        assert_array_equal(found.names, chosen * 10)
+        assert found.features == ("a", "b", "c")
+        assert len(found) == len(chosen)
+        for one, place in zip(found, chosen, strict=True):
+            assert_array_equal(one, bags[place])
+    with pytest.raises(IndexError):
+        named[41]
+    some, others = train_test_split(named, random_state=0, test_size=11)
+    assert isinstance(some, Bags)
+    assert sorted([*some.names, *others.names]) == (np.arange(41) * 10).tolist()
+
+
+def spoiled(place, row, value):
+    bags = ragged(count=9, most=4)
+    bags[place] = np.vstack([bags[place], np.zeros((3, 3))])
+    bags[place][row, 1] = value
+    return bags
+
+
+def test_labels_of_instances_are_taken_together():
+    bag = pd.Series(["b", "a", "b", "c"])
+    found = of_bags(pd.Series([1.5, 2.5, 1.5, 0.0], name="y"), bag)
+    assert found.to_dict() == {"b": 1.5, "a": 2.5, "c": 0.0}
+    assert list(found.index) == ["b", "a", "c"]
+    with pytest.raises(ValueError, match="one target, and those of bag b have 'yes', 'no'"):
+        of_bags(pd.Series(["yes", "no", "no", "yes"]), bag)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: as_bags([np.ones((2, 3)), np.ones((0, 3))]), r"bag 1 is empty, got shape \[0, 3\]"),
+        (lambda: as_bags([np.ones((2, 3)), []]), r"bag 1 is empty"),
+        (lambda: as_bags([np.ones((2, 3)), np.ones((1, 3)), np.ones((2, 4))]), "bag 0 has 3, bag 2 has 4"),
+        (lambda: as_bags([np.ones((2, 3)), np.ones(3)]), r"bag 1 must be \[instances, features\], got shape \[3\]"),
+        (lambda: as_bags([FRAME[["x", "y"]], FRAME[["x", "bag"]]]), "bag 0 has 'x', 'y', bag 1 has 'x', 'bag'"),
+        (lambda: as_bags([FRAME[["x", "y"]], np.ones((2, 2))]), "bag 0 has 'x', 'y', bag 1 has no names"),
+        (lambda: as_bags([FRAME[["x", "x"]]]), "a name of its own, .* bag 0 has 'x', 'x'"),
+        (lambda: as_bags([np.array([["a", "b"]])]), "features of bag 0 must be numbers, .* could not convert"),
+        (lambda: as_bags([np.ones((1, 2)), [[1, 2], [3]]]), "features of bag 1 must be numbers, .* inhomogeneous"),
+        (lambda: as_bags([np.ones((1, 2)) * 1j]), "features of bag 0 must be numbers, .* got complex128"),
+        (lambda: as_bags(np.ones((2, 2, 1)) * 1j), "features of bags must be numbers, .* got complex128"),
+        (lambda: as_bags(pd.concat([FRAME, FRAME[["x"]]], axis=1), by="bag"), "names of their own, got 'x' more than"),
+        (lambda: as_bags(as_bags([np.ones((2, 3))])[[]]), "at least one bag, got none"),
+        (lambda: as_bags(None), "bags must be a list of .* got NoneType"),
+        (lambda: as_bags([]), "at least one bag, got an empty list"),
+        (lambda: as_bags(np.ones((5, 3))), r"bags must be a list .* got ndarray of shape \[5, 3\]"),
+        (lambda: as_bags(3), "bags must be a list of .* got int"),
+        (lambda: as_bags(np.ones((0, 2, 3))), r"at least one bag and one feature, got shape \[0, 2, 3\]"),
+        (lambda: as_bags(np.ones((2, 0, 3))), "bag 0 is empty"),
+        (lambda: as_bags(spoiled(3, 1, np.nan)), "bag 3 has NaN in instance 1, feature 1"),
+        (lambda: as_bags(spoiled(3, 2, -np.inf)), "bag 3 has an infinite number in instance 2, feature 1"),
+        (lambda: as_bags(np.ones((4, 2, 3)), lengths=[1, 2]), r"lengths must be \[4\] whole numbers.* shape \[2\]"),
+        (lambda: as_bags(np.ones((2, 2, 3)), lengths=[1.0, 2.0]), r"whole numbers.* of float64"),
+        (lambda: as_bags(np.ones((2, 2, 3)), lengths=[1, 3]), "lengths must be at most 2, .* got 3 for bag 1"),
+        (lambda: as_bags(np.ones((2, 2, 3)), lengths=[1, 0]), "bag 1 is empty, its length is 0"),
+        (lambda: as_bags([np.ones((2, 3))], lengths=[2, 1]), "lengths belong to|lengths must be"),
+        (lambda: as_bags(FRAME, lengths=[2, 1]), r"lengths belong to a padded array \[bags, n, d\], got DataFrame"),
+        (lambda: as_bags(FRAME), "which column of the frame says the bag.* 'bag', 'x', 'y'"),
+        (lambda: as_bags(FRAME, by="bags"), "no column 'bags'; did you mean 'bag'"),
+        (lambda: as_bags([np.ones((2, 3))], by="bag"), "by='bag' names the column of a frame, got list"),
+        (lambda: as_bags(FRAME.assign(y=["u", "v", "w"]), by="bag"), "must be numbers, and column 'y' is not"),
+        (lambda: as_bags(FRAME.assign(y=[0, None, 1]), by="bag"), "bag b has NaN in instance 0, feature 'y'"),
+        (lambda: as_bags(FRAME.assign(bag=["a", None, "a"]), by="bag"), "'bag' must say the bag of each row.* row 1"),
+        (lambda: as_bags(FRAME[["bag"]], by="bag"), "no feature beside the column of bags 'bag'"),
+        (lambda: as_bags(FRAME[:0], by="bag"), "at least one bag, got a frame without rows"),
+    ],
+)
+def test_bad_bags_are_refused(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()
+
+
+def test_tensors_are_taken_as_arrays_are():
+    bags = even(count=6)
+    lengths = torch.tensor([5, 1, 2, 3, 4, 5])
+    assert_array_equal(as_bags(torch.from_numpy(bags)).instances, as_bags(bags).instances)
+    assert_array_equal(as_bags(torch.from_numpy(bags), lengths=lengths).sizes, lengths)

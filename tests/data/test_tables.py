@@ -1,0 +1,263 @@
+"""Tables in and out, and every way in which a user's table is broken."""
+
+import json
+import os
+import re
+import stat
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.table_files import written
+
+from regard.data import table_checks as cells
+from regard.data import table_schema as schema
+from regard.data import tables
+from regard.data.samples.curves import wave
+
+
+@pytest.fixture
+def frame():
+    drawn = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "area": drawn.normal(size=7),
+            "rooms": drawn.integers(1, 9, 7),
+            "city": ["Rome", "Oslo", "Rome", "São Paulo", 'a "quoted", name', "Oslo", "two\nlines"],
+            "garden": [True, False, False, True, True, False, True],
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "t.tsv.gz", "t.parquet", "t.pq", "T.CSV"])
+def test_a_table_survives_the_round_trip(frame, tmp_path, name):
+    path = tmp_path / "deep" / name
+    tables.write_table(frame, path)
+    back = tables.read_table(path)
+    assert back.index.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    pd.testing.assert_frame_equal(back.reset_index(drop=True), frame)
+    assert os.listdir(path.parent) == [name]
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_without_a_path_it_is_csv_on_stdout(capsys):
+    tables.write_table(pd.DataFrame({"a": [0.1, 1 / 3], "b": ["x", "y"]}), None)
+    assert capsys.readouterr().out == "a,b\n0.1,x\n0.3333333333333333,y\n"
+
+
+def test_a_failed_write_leaves_the_old_table(frame, tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    tables.write_table(frame, path)
+    before = path.read_bytes()
+
+    def half(self, made, **_):
+        made.write_text("hal")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", half)
+    with pytest.raises(KeyboardInterrupt):
+        tables.write_table(frame, path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["t.csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty: a table needs a header and rows"),
+        ("a,b\n", "is empty: it has 2 columns and no rows"),
+        ("a,b,a\n1,2,3\n", "more than one column named 'a'"),
+        ("a,b\n1,2\n3,4,5\n", "Expected 2 fields in line 3, saw 3"),
+        ("a,b\n1,2,3\n4,5,6\n", "more cells than its header"),
+        (b"a,b\n\xff,2\n", "not UTF-8"),
+    ],
+)
+def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=said) as error:
+        tables.read_table(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "price"),
+    [
+        ("size;price;to\n138,3;442,5;a\n75;321;b\n", [138.3, 75.0], [442.5, 321.0]),  # as spreadsheets have it
+        ("size;price;to\n138.3;442;a\n75;321;b\n", [138.3, 75.0], [442, 321]),
+        ("size\tprice\tto\n138,3\t442\ta\n75,0\t321\tb\n", [138.3, 75.0], [442, 321]),
+        ("size;price;to\n138,3;442.5;a\n75,0;321.5;b\n", ["138,3", "75,0"], [442.5, 321.5]),  # who could tell
+        ("size;price;to\n138,300;442;a\n75,000;321;b\n", ["138,300", "75,000"], [442, 321]),  # thousands, perhaps
+        ("size;price;to\n1,5e3;442,5;a\n75;321;b\n", [1500.0, 75.0], [442.5, 321.0]),
+        ("size;price;to\n1,5e3;442;a\n75;321;b\n", [1500.0, 75.0], [442, 321]),
+        ("size;price;to\n,5;442;a\n75;321;b\n", [0.5, 75.0], [442, 321]),
+    ],
+)
+def test_other_separators_are_read_with_the_decimals_that_go_with_them(tmp_path, text, size, price):
+    frame = tables.read_table(written(tmp_path, text))
+    assert frame["size"].tolist() == size
+    assert frame["price"].tolist() == price
+    assert frame["to"].tolist() == ["a", "b"]
+    missing = re.sub(r"\n75(,0+)?", "\n", text)
+    with pytest.raises(ValueError, match=r"column 'size', row 2 \(line 3 of"):
+        cells.check_complete(tables.read_table(written(tmp_path, missing)))
+
+
+def test_a_name_that_says_tabs_may_hold_commas_and_a_semicolon_may_be_in_a_name(tmp_path):
+    assert tables.read_table(written(tmp_path, "a,b\n1,2.5\n", "t.tsv"))["b"].tolist() == [2.5]
+    assert tables.read_table(written(tmp_path, "a,b;c\n1,2\n")).columns.tolist() == ["a", "b;c"]
+    assert tables.read_table(written(tmp_path, '"a",b\n"1,5",2\n'))["a"].tolist() == ["1,5"]
+    assert tables.read_table(written(tmp_path, "Größe, m²;Preis\n12,5;300\n"))["Größe, m²"].tolist() == [12.5]
+    assert tables.read_table(written(tmp_path, "a;b\n,5;x\n,25;y\n"))["a"].tolist() == [0.5, 0.25]
+    assert tables.read_table(written(tmp_path, '"a";"b, c";y\n1,5;x;3\n')).columns.tolist() == ["a", "b, c", "y"]
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.csv"):
+        tables.read_table(tmp_path / "none.csv")
+    (tmp_path / "d.csv").mkdir()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        tables.read_table(tmp_path / "d.csv")
+    with pytest.raises(ValueError, match=r"must end in \.csv, .* or \.pq, got .*t\.xlsx"):
+        tables.read_table(tmp_path / "t.xlsx")
+    with pytest.raises(ValueError, match="must end in"):
+        tables.write_table(pd.DataFrame({"a": [1]}), tmp_path / "t.json")
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        tables.read_table(written(tmp_path, "a,b\n1,2\n", "t.parquet"))
+    with pytest.raises(ValueError, match="Not a gzipped file"):
+        tables.read_table(written(tmp_path, "a,b\n1,2\n", "t.csv.gz"))
+
+
+def test_without_pandas_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r'pandas: pip install "regard\[all\]"'):
+        tables.read_table(written(tmp_path, "a\n1\n"))
+
+
+def test_without_pyarrow_it_says_what_to_install(frame, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise ImportError("Missing optional dependency 'pyarrow'")
+
+    path = tmp_path / "t.parquet"
+    tables.write_table(frame, path)
+    monkeypatch.setattr(pd, "read_parquet", refuse)
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", refuse)
+    with pytest.raises(ImportError, match=r'pyarrow: pip install "regard\[all\]"'):
+        tables.read_table(path)
+    with pytest.raises(ImportError, match=r'pyarrow: pip install "regard\[all\]"'):
+        tables.write_table(frame, path)
+
+
+def test_row_numbers_that_pandas_wrote_are_left_out(tmp_path):
+    with pytest.warns(UserWarning, match="without a name are left out: number 1"):
+        frame = tables.read_table(written(tmp_path, ",a,b\n0,5,6\n1,7,8\n"))
+    assert frame.columns.tolist() == ["a", "b"]
+    assert frame["a"].tolist() == [5, 7]
+
+
+def test_columns_named_as_text_stay_text(tmp_path):
+    path = written(tmp_path, "code,n\n01,01\n2,2\n")
+    assert tables.read_table(path)["code"].tolist() == [1, 2]
+    assert tables.read_table(path, text=["code", "absent"])["code"].tolist() == ["01", "2"]
+    pd.DataFrame({"code": [1, None]}, dtype="Int64").to_parquet(tmp_path / "t.parquet")
+    read = tables.read_table(tmp_path / "t.parquet", text=["code"])["code"]
+    assert read.iloc[0] == "1"
+    assert pd.isna(read.iloc[1])
+
+
+def test_a_missing_column_is_named_with_one_like_it(frame):
+    with pytest.raises(ValueError, match="no column 'gardens'; did you mean 'garden'"):
+        tables.pick(frame, ["area", "gardens"])
+    with pytest.raises(ValueError, match="no column 'xyzzy'; its columns are 'area', 'rooms', 'city', 'garden'"):
+        tables.column(frame, "xyzzy")
+
+
+def test_impute_fills_in_what_it_learned():
+    frame = pd.DataFrame(
+        {
+            "number": [1.0, 2.0, np.nan, 9.0],
+            "count": pd.array([1, None, 2, 2], dtype="Int64"),
+            "word": ["b", "a", "b", None],
+            "truth": pd.Series([True, None, True, False], dtype=object),
+            "grade": pd.Categorical(["lo", "hi", None, "hi"], ["lo", "hi"], ordered=True),
+        }
+    )
+    made, fill = tables.impute(frame)
+    assert fill == {"number": 2.0, "count": 2.0, "word": "b", "truth": True, "grade": "hi"}
+    assert json.loads(json.dumps(fill)) == fill
+    assert made["number"].tolist() == [1, 2, 2, 9]
+    assert made["count"].tolist() == [1, 2, 2, 2]
+    assert made["word"].tolist() == ["b", "a", "b", "b"]
+    assert made["truth"].tolist() == [True, True, True, False]
+    assert made["grade"].tolist() == ["lo", "hi", "hi", "hi"]
+    assert made["grade"].cat.ordered
+    assert frame["number"].isna().sum() == 1  # the user's own is untouched
+
+    again, same = tables.impute(pd.DataFrame({"word": ["c", None, "c"], "number": [7.0, 8.0, np.nan]}), fill)
+    assert again["word"].tolist() == ["c", "b", "c"]  # not the "c" that is most frequent here
+    assert again["number"].tolist() == [7, 8, 2]
+    assert same == fill
+
+
+def test_nothing_can_be_imputed_from_nothing():
+    with pytest.raises(ValueError, match="column 'a' has no value in any row"):
+        tables.impute(pd.DataFrame({"a": [np.nan, np.nan]}))
+
+
+def test_a_schema_takes_new_tables_as_the_first_one(tmp_path):
+    known = schema.Schema("y", {"n": "number", "code": "code", "word": "text"}, {"n": 5.0, "code": 1, "word": "u"})
+    path = written(tmp_path, "word,extra,code,n\n01,9,2,\n,9,x,3\n")
+    rows = known.rows(tables.read_table(path, text=known.text))
+    assert rows.columns.tolist() == ["n", "code", "word"]
+    assert rows["word"].tolist() == ["01", "u"]
+    assert rows["code"].tolist() == [2, "x"]  # 2 is what it was in training; "x" is a stranger
+    assert rows["n"].tolist() == [5.0, 3.0]
+    with pytest.raises(ValueError, match=r"column 'n' must hold numbers, got 'two' in row 1 \(line 2"):
+        known.rows(tables.read_table(written(tmp_path, "word,code,n\na,1,two\n")))
+    with pytest.raises(ValueError, match="has no column 'code', 'word'"):
+        known.rows(pd.DataFrame({"n": [1.0]}))
+
+
+def test_kinds_come_from_the_values_of_categories():
+    values = {"t": ("a", "b"), "b": (False, True), "c": (1, 2), "m": (1, "x")}
+    assert schema.kinds_of(["n", *values], values) == {
+        "n": "number",
+        "t": "text",
+        "b": "truth",
+        "c": "code",
+        "m": "code",
+    }
+
+
+def test_a_schema_goes_through_json_and_says_when_it_is_broken():
+    known = schema.Schema("Größe", {"n": "number"}, {"n": 0.5})
+    assert schema.from_json(json.loads(json.dumps(schema.as_json(known))), "model") == known
+    for told in ({"a": 1}, [], "text"):
+        with pytest.raises(ValueError, match="the table that model tells of is broken"):
+            schema.from_json(told, "model")
+
+
+def test_the_wave_is_that_of_the_sources():
+    x, y, truth = wave(n=20_000, noise=0.5, seed=3)
+    assert (np.diff(x) >= 0).all()
+    assert x[0] >= 0
+    assert x[-1] < 5
+    np.testing.assert_allclose(truth(x), 2 * np.sin(x) + x**0.8)
+    left = y - truth(x)
+    assert abs(left.mean()) < 0.02
+    assert abs(left.std() - 0.5) < 0.02
+    assert abs(np.corrcoef(left, x)[0, 1]) < 0.03
+    np.testing.assert_array_equal(wave(seed=3)[1], wave(seed=3)[1])
+    assert (wave(seed=3)[0] != wave(seed=4)[0]).all()
+    np.testing.assert_array_equal(wave(noise=0)[1], truth(wave(noise=0)[0]))
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        wave(n=0)
+    with pytest.raises(ValueError, match="noise must be a standard deviation, 0 or more, got -1"):
+        wave(noise=-1)

@@ -1,0 +1,248 @@
+"""The Gauss transform against all pairs in float64: its promise holds for every query, whatever the data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+
+from regard.engines.kernel_sums import gauss, gauss_box, pairs
+from regard.engines.kernel_sums import gauss_fft as gauss_transform
+from regard.engines.kernel_sums.problem import LAPLACE, Moments, Points
+
+KEYS, QUERIES, VALUES = 1201, 331, 3
+CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "lattice", "tiny", "huge"]
+
+
+@pytest.fixture(autouse=True)
+def small_grids(monkeypatch):
+    """Quick in three dimensions too; boxes are cut then."""
+    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 2**18)
+
+
+def brute(points: Points) -> Moments:
+    return Moments(*reference.kernel_sums(points))
+
+
+def case(name: str, features: int, weighted: bool = False, own: bool = False) -> Points:
+    """Keys, and queries of which most are keys, the others between and beyond them; three columns of values."""
+    random = np.random.default_rng(len(name) + features)
+    spread = (40.0, 6.0, 1.0)[features - 1]
+    key = spread * random.normal(size=(KEYS, features))
+    if name == "clusters":
+        key = 0.01 * random.normal(size=(KEYS, features))
+        key[: KEYS // 3, 0] += 13.0
+    elif name == "cauchy":
+        key = random.standard_cauchy(size=(KEYS, features))
+    elif name == "duplicates":
+        key = key[random.integers(0, 20, size=KEYS)]
+    elif name == "line":
+        key = random.normal(size=(KEYS, 1)) * spread * np.arange(1, features + 1) / features
+    elif name == "lattice":
+        key = random.integers(-6, 7, size=(KEYS, features)).astype(float)
+    elif name == "tiny":
+        key = 1e-3 * key
+    elif name == "huge":
+        key = 1e3 * key
+    chosen = random.permutation(KEYS)[: QUERIES - 60]
+    low, high = key.min(axis=0), key.max(axis=0)
+    between = random.uniform(low - 12, high + 12, size=(30, features))
+    along = low + (high - low) * np.linspace(-1, 2, 30)[:, None]
+    query = np.concatenate([key[chosen], between, along])
+    shift = 1e6 if name == "shifted" else 0.0
+    value = np.stack([np.sin(key[:, 0]), 1e3 + random.standard_t(2, size=KEYS), np.full(KEYS, 0.1)], axis=1)
+    return Points(
+        query + shift,
+        key + shift,
+        value,
+        weight=random.lognormal(sigma=2, size=KEYS) if weighted else None,
+        own=np.concatenate([chosen, np.full(60, -1)]) if own else None,
+    )
+
+
+def asked_of_pairs(monkeypatch):
+    """How many queries go to `pairs`, call by call."""
+    counts = []
+    for name in ("pool", "moments"):
+        exact = getattr(pairs, name)
+
+        def counted(points, tolerance, exact=exact):
+            counts.append(len(points.query))
+            return exact(points, tolerance)
+
+        monkeypatch.setattr(pairs, name, counted)
+    return counts
+
+
+def assert_pooled(got, points, tolerance):
+    wanted = brute(points)
+    deviation = points.value.std(axis=0)
+    deviation[points.value.min(axis=0) == points.value.max(axis=0)] = 0
+    # What float64 itself cannot hold of a large mean or a far query's log weight.
+    rounding = 1e-13 * np.abs(points.value).max(axis=0)
+    assert (np.abs(got.mean - wanted.mean) <= tolerance * deviation + rounding).all()
+    seen = np.isfinite(wanted.log_weight)
+    assert np.isneginf(got.log_weight[~seen]).all()
+    error = np.abs(got.log_weight - wanted.log_weight)[seen]
+    assert (error <= tolerance + 1e-14 * np.abs(wanted.log_weight[seen])).all()
+    return wanted
+
+
+def assert_moments(got, points, tolerance):
+    wanted = assert_pooled(got, points, tolerance)
+    # Of far queries u is large, and only its relative error can be small.
+    size = 1 + np.abs(wanted.offset).max(axis=1)
+    scale = points.value.std(axis=0) + np.abs(points.value.mean(axis=0))
+    assert (np.abs(got.offset - wanted.offset) <= tolerance * size[:, None]).all()
+    assert (np.abs(got.square - wanted.square) <= tolerance * size[:, None, None] ** 2).all()
+    assert (np.abs(got.product - wanted.product) <= tolerance * size[:, None, None] * scale).all()
+
+
+@pytest.mark.parametrize("features", [1, 2, 3])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("more", [False, True])
+def test_every_query_keeps_the_promise(name, features, more):
+    points = case(name, features, weighted=more, own=more)
+    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    if more:
+        assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-9])
+@pytest.mark.parametrize("features", [1, 2, 3])
+def test_other_tolerances(features, tolerance):
+    points = case("normal", features, weighted=True, own=True)
+    assert_pooled(gauss.pool(points, tolerance), points, tolerance)
+    assert_moments(gauss.moments(points, tolerance), points, tolerance)
+
+
+@pytest.mark.parametrize("features", [1, 2, 3])
+def test_one_key_errs_within_the_measured_bound(features):
+    """What the bound on any data follows from; a new release of finufft must keep it."""
+    random = np.random.default_rng(features)
+    for _ in range(5):
+        high = random.uniform(4, 9, size=features)
+        corners = np.stack([np.zeros(features), high])
+        key = random.uniform(0, high)
+        query = np.concatenate([random.uniform(0, high, size=(500, features)), corners])
+        points = Points(query, np.concatenate([key[None], corners]), np.zeros((3, 0)))
+        box = gauss.fit_box(points)
+        offset = (key - query).T
+        kernel = np.exp(-0.5 * (offset**2).sum(axis=0))
+        for precision in gauss.PRECISIONS[features]:
+            sums = gauss.transformed(points, np.array([[1.0, 0.0, 0.0]]), slice(None), box, precision, slopes=True)
+            bound = precision.near * np.sqrt(kernel) + gauss.FAR
+            slope_bound = precision.slope_near * np.sqrt(kernel) + gauss.SLOPE_FAR
+            assert (np.abs(sums.plain[0] - kernel) <= bound).all()
+            assert (np.abs(sums.slope[:, 0] - offset * kernel) <= slope_bound).all()
+            assert (np.abs(sums.square - offset[:, None] * offset * kernel) <= slope_bound).all()
+
+
+@pytest.mark.parametrize(("tolerance", "enough"), [(1e-4, 1e-3), (1e-6, 1e-3), (1e-8, 1.0)])
+@pytest.mark.parametrize("features", [1, 2, 3])
+def test_any_distance_from_one_heavy_cluster(features, tolerance, enough, monkeypatch):
+    """The worst there is: errors of all keys add up, and weights fall to nothing. Also if little is exact enough."""
+    monkeypatch.setattr(gauss, "ENOUGH", enough)
+    random = np.random.default_rng(0)
+    key = 0.01 * random.normal(size=(40, features))
+    away = random.normal(size=(5000, features))
+    query = away / np.linalg.norm(away, axis=1, keepdims=True) * np.linspace(0, 9, 5000)[:, None]
+    points = Points(query, key, random.normal(size=(40, 1)))
+    assert_pooled(gauss.pool(points, tolerance), points, tolerance)
+    assert_moments(gauss.moments(points, tolerance), points, tolerance)
+
+
+@pytest.mark.parametrize("features", [1, 2, 3])
+def test_the_transform_answers_nearly_all(features, monkeypatch):
+    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 2**21)
+    counts = asked_of_pairs(monkeypatch)
+    key = np.random.default_rng(0).normal(size=(20_000, features)) * 20_000 ** (1 / (features + 4))
+    points = Points(key, key, key[:, :1] ** 2, own=np.arange(len(key)))
+    gauss.pool(points, 1e-6)
+    assert sum(counts) < 0.01 * len(key)
+
+
+def test_leaving_out_costs_no_more_transforms(monkeypatch):
+    plans = []
+    planned = gauss_transform.planned
+    monkeypatch.setattr(gauss_transform, "planned", lambda *given: plans.append(given[0]) or planned(*given))
+    points = case("normal", 2, own=True)
+    gauss.pool(points, 1e-6)
+    assert plans == [1, 2, 1, 2]  # four columns, two at a time
+    gauss.pool(replace(points, own=None), 1e-6)
+    assert plans == [1, 2, 1, 2] * 2
+
+
+def test_points_wider_than_the_grid_are_answered_where_they_are_dense(monkeypatch):
+    counts = asked_of_pairs(monkeypatch)
+    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 400)
+    monkeypatch.setattr(gauss_box, "MODES_PER_POINT", 0)
+    points = case("cauchy", 1, own=True).asked(slice(QUERIES - 60))
+    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    assert 0 < sum(counts) < 0.3 * QUERIES
+    assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
+
+
+def test_an_own_key_elsewhere_is_left_out_too():
+    """Also where it is so heavy that all others are small beside it, or outside of the box."""
+    points = case("normal", 1)
+    random = np.random.default_rng(0)
+    key = np.append(points.key, [[60.0]], axis=0)
+    points = Points(
+        points.query[:200],
+        key,
+        np.append(points.value, [[5.0, 5.0, 0.1]], axis=0),
+        weight=np.append(np.ones(KEYS), 1e9),
+        own=np.where(random.random(200) < 0.5, KEYS, random.integers(0, KEYS, size=200)),
+    )
+    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
+
+
+@pytest.mark.parametrize("features", [1, 2, 3])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 50), (50, 1), (1, 2)])
+def test_one_query_one_key(features, queries, keys):
+    random = np.random.default_rng(0)
+    points = Points(
+        random.normal(size=(queries, features)), random.normal(size=(keys, features)), random.normal(size=(keys, 2))
+    )
+    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
+
+
+def test_who_sees_nothing():
+    points = Points(np.zeros((1, 2)), np.zeros((1, 2)), np.ones((1, 1)), own=np.array([0]))
+    mean, log_weight = gauss.pool(points, 1e-6)
+    assert mean.tolist() == [[0.0]]
+    assert log_weight.tolist() == [-np.inf]
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        (
+            Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), kind=LAPLACE),
+            "gauss is for the Gaussian kernel",
+        ),
+        (
+            Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), slope=np.ones(2), jump=np.ones(2)),
+            "gauss is for numbers only, got 2 categorical columns",
+        ),
+        (Points(np.zeros((9, 4)), np.zeros((9, 4)), np.zeros((9, 1))), "gauss takes 1 to 3 features, got 4"),
+        (
+            Points(np.zeros((9, 2)), np.zeros((9, 2)), np.zeros((9, 1))),
+            f"81 pairs are few: gauss pays off from {gauss.FEWEST_PAIRS[2]}",
+        ),
+    ],
+)
+def test_says_why_it_does_not_suit(points, reason):
+    assert gauss.suits(points) == reason
+
+
+def test_suits_points_that_are_many_and_near():
+    near = np.random.default_rng(0).normal(size=(40_000, 2))
+    value = near[:, :1]
+    assert gauss.suits(Points(near, near, value)) is None
+    wide = 1e5 * near
+    assert gauss.suits(Points(wide, wide, value)).startswith("too wide against the bandwidth")
+    assert gauss.suits(Points(near + 1e3, near, value)).startswith("too wide against the bandwidth")

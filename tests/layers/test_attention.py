@@ -1,0 +1,165 @@
+"""Single heads beside the formula written out, and what they promise."""
+
+import pytest
+import reference
+import torch
+from helpers.cases import gradients, rand
+from torch.testing import assert_close
+
+from regard import masks, scores
+from regard.layers import Attend, Attention, SelfAttention, Sinusoidal
+
+BATCH, QUERIES, KEYS, SIZE, KEY_SIZE, HEAD, VALUE = 2, 5, 7, 11, 13, 3, 17
+
+
+def layer(**options):
+    return Attention(SIZE, KEY_SIZE, head_size=HEAD, value_size=VALUE, **options).double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_is_the_formula_in_value_and_gradient(bias):
+    ours = layer(bias=bias)
+    x, source = rand(BATCH, QUERIES, SIZE).requires_grad_(), rand(BATCH, KEYS, KEY_SIZE).requires_grad_()
+    parts = (ours.query, x), (ours.key, source), (ours.value, source)
+    query, key, value = (linear(part, rows) for part, rows in parts)
+    expected, _ = reference.attend(query, key, value, reference.scaled_dot)
+    found = ours(x, source)
+    assert_close(found, expected)
+    tensors = [x, source, *ours.parameters()]
+    assert_close(gradients([found], tensors), gradients([expected], tensors))
+
+
+def linear(part, rows):
+    """A linear map, one row and one number at a time."""
+    out = [
+        [(weight * row).sum() + (0.0 if part.bias is None else part.bias[i]) for i, weight in enumerate(part.weight)]
+        for row in rows.flatten(0, -2)
+    ]
+    return torch.stack([torch.stack(row) for row in out]).view(*rows.shape[:-1], -1)
+
+
+def test_any_score_and_any_mask_go_through():
+    additive = scores.Additive(HEAD, HEAD, hidden=4)
+    ours = layer(score=additive)
+    x, source = rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, KEY_SIZE)
+    lengths = torch.tensor([3, 7])
+    found = ours(x, source, mask=masks.padding(lengths))
+    logits = additive(ours.query(x), ours.key(source))
+    logits = logits.masked_fill(torch.arange(KEYS) >= lengths[:, None, None], -torch.inf)
+    assert_close(found, logits.softmax(-1) @ ours.value(source))
+    assert dict(ours.named_parameters())["attend.score.weight"] is additive.weight
+    plain = layer(score=lambda query, key: -torch.cdist(query, key))
+    weight = (-torch.cdist(plain.query(x), plain.key(source))).softmax(-1)
+    assert_close(plain(x, source), weight @ plain.value(source))
+    assert_close(plain.look(x, source), weight)
+
+
+def test_self_attention_is_attention_to_itself():
+    own = SelfAttention(SIZE, head_size=HEAD, value_size=VALUE).double()
+    other = Attention(SIZE, head_size=HEAD, value_size=VALUE).double()
+    with torch.no_grad():
+        for part, weight, bias in zip(
+            (other.query, other.key, other.value),
+            own.projection.weight.split([HEAD, HEAD, VALUE]),
+            own.projection.bias.split([HEAD, HEAD, VALUE]),
+            strict=True,
+        ):
+            part.weight.copy_(weight)
+            part.bias.copy_(bias)
+    x = rand(BATCH, QUERIES, SIZE)
+    assert_close(own(x, mask=masks.causal), other(x, x, mask=masks.causal))
+    assert_close(own.look(x), other.look(x, x))
+
+
+def test_self_attention_is_permutation_equivariant_until_it_has_positions():
+    ours, order = SelfAttention(SIZE).double(), torch.tensor([3, 0, 4, 1, 2])
+    x = rand(BATCH, QUERIES, SIZE)
+    assert_close(ours(x[:, order]), ours(x)[:, order])
+    places = Sinusoidal(SIZE)
+    assert (ours(places(x[:, order])) - ours(places(x))[:, order]).abs().max() > 1e-3
+
+
+def test_the_order_of_what_is_looked_at_plays_no_part():
+    ours, order = layer(), torch.tensor([6, 2, 0, 3, 1, 5, 4])
+    x, source = rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, KEY_SIZE)
+    assert_close(ours(x, source[:, order]), ours(x, source))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (7, 1), (5, 7), (7, 5), (1, 1), (3, 0)])
+def test_queries_and_keys_differ_freely_in_number(queries, keys):
+    ours = layer()
+    assert ours(rand(BATCH, queries, SIZE), rand(BATCH, keys, KEY_SIZE)).shape == (BATCH, queries, VALUE)
+    assert ours(rand(queries, SIZE), rand(keys, KEY_SIZE)).shape == (queries, VALUE)
+
+
+def test_under_a_causal_mask_the_past_does_not_see_the_future():
+    ours, x = SelfAttention(SIZE).double(), rand(BATCH, QUERIES, SIZE)
+    changed = torch.cat([x[:, :3], rand(BATCH, 2, SIZE, seed=9)], dim=1)
+    assert torch.equal(ours(x, mask=masks.causal)[:, :3], ours(changed, mask=masks.causal)[:, :3])
+    assert (ours(x)[:, :3] - ours(changed)[:, :3]).abs().max() > 1e-3
+
+
+def test_a_batch_of_one_beside_a_batch_of_sources_broadcasts():
+    ours, x, source = layer(), rand(1, QUERIES, SIZE), rand(3, KEYS, KEY_SIZE)
+    assert_close(ours(x, source), ours(x.expand(3, -1, -1), source))
+
+
+def test_look_is_what_is_averaged_with():
+    ours, x, source = layer(), rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, KEY_SIZE)
+    weight = ours.look(x, source)
+    assert_close(weight @ ours.value(source), ours(x, source))
+    top = ours.look(x, source, top=3)
+    assert_close(top.weight, weight.topk(3).values)
+    assert torch.equal(top.index, weight.topk(3).indices)
+
+
+def test_dropout_is_for_training_and_one_seed_gives_one_result():
+    ours = SelfAttention(SIZE, dropout=0.5)
+    x = rand(BATCH, QUERIES, SIZE, dtype=torch.float32)
+    still = ours.eval()(x)
+    assert torch.equal(still, ours(x))
+    ours.train()
+    torch.manual_seed(3)
+    first, second = ours(x), ours(x)
+    torch.manual_seed(3)
+    assert torch.equal(ours(x), first)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, still)
+
+
+@pytest.mark.parametrize(
+    "mask", [None, masks.causal, torch.rand(3, 5, generator=torch.Generator().manual_seed(0)) > 0.3]
+)
+@pytest.mark.parametrize("queries", [1, 3])
+def test_groups_share_keys(mask, queries):
+    attend = Attend(groups=3).double()
+    query, key, value = rand(2, 6, queries, 8), rand(2, 2, 5, 8, seed=1), rand(2, 2, 5, 8, seed=2)
+    mask = mask[:queries] if isinstance(mask, torch.Tensor) else mask
+    for head in range(6):
+        alone = Attend().double()(query[:, head], key[:, head // 3], value[:, head // 3], mask)
+        assert_close(attend(query, key, value, mask)[:, head], alone)
+        assert_close(attend.look(query, key, mask)[:, head], Attend().look(query[:, head], key[:, head // 3], mask))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Attention(0), ValueError, "size must be a positive whole number, got 0"),
+        (lambda: Attention(4, 2.5), ValueError, "key_size must be a positive whole number, got 2.5"),
+        (lambda: SelfAttention(4, head_size=True), ValueError, "head_size must be a positive whole number, got True"),
+        (lambda: Attention(4, score=3), TypeError, r"score must be callable, .* got int"),
+        (lambda: Attention(4, dropout=1.5), ValueError, "dropout must be a number between 0 and 1, got 1.5"),
+        (lambda: Attend(groups=0), ValueError, "groups must be a positive whole number, got 0"),
+        (lambda: layer()(rand(2, 3, 5), rand(2, 3, 13)), ValueError, r"x must be \[..., length, 11\], got \[2, 3, 5\]"),
+        (lambda: layer()(rand(3, 11), rand(13)), ValueError, r"source must be \[..., length, 13\], got \[13\]"),
+        (lambda: SelfAttention(4)([1.0]), TypeError, "x must be a torch tensor, got list"),
+    ],
+)
+def test_what_does_not_fit_is_said(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_what_is_printed():
+    assert "score=scaled_dot, dropout=0.1" in repr(Attention(4, dropout=0.1))
+    assert "groups=2" in repr(Attend(groups=2))

@@ -1,0 +1,224 @@
+"""Blocks and stacks beside torch's own layers, and beside the sums written out."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.cases import gradients, rand
+from torch import nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from regard import masks
+from regard.layers import (
+    Alibi,
+    Attention,
+    Block,
+    ConvSelfAttention,
+    Decoder,
+    Dropout,
+    Encoder,
+    FeedForward,
+    Learned,
+    MultiHeadAttention,
+    Rotary,
+    SelfAttention,
+    Sinusoidal,
+    post_norm,
+    pre_norm,
+    swiglu,
+)
+
+BATCH, LENGTH, MEMORY, SIZE, HEADS, HIDDEN = 2, 5, 7, 12, 3, 17
+
+
+def like_torch(theirs, block):
+    """Our block with the weights of torch's encoder or decoder layer."""
+    pairs = [(block.attention, theirs.self_attn)]
+    norms = [block.attention_norm, block.feed_forward_norm]
+    if block.has_cross:
+        pairs.append((block.cross, theirs.multihead_attn))
+        norms.insert(1, block.cross_norm)
+    for ours, attention in pairs:
+        ours.load_state_dict(MultiHeadAttention.from_torch(attention).state_dict())
+    block.feed_forward.input.load_state_dict(theirs.linear1.state_dict())
+    block.feed_forward.output.load_state_dict(theirs.linear2.state_dict())
+    for number, norm in enumerate(norms, 1):
+        norm.load_state_dict(getattr(theirs, f"norm{number}").state_dict())
+    return block
+
+
+def shaken(module):
+    """Weights and biases that are all different, where torch starts with zeros and ones."""
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.copy_(rand(*parameter.shape, seed=number) * 0.4)
+    return module.double()
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_block_is_torchs_encoder_layer(norm_first, activation):
+    theirs = nn.TransformerEncoderLayer(SIZE, HEADS, HIDDEN, 0.0, activation, batch_first=True, norm_first=norm_first)
+    theirs = shaken(theirs)
+    feed_forward = FeedForward(SIZE, HIDDEN, activation=getattr(functional, activation))
+    residual = pre_norm if norm_first else post_norm
+    ours = like_torch(theirs, Block(MultiHeadAttention(SIZE, HEADS), feed_forward, residual=residual).double())
+    x, lengths = rand(BATCH, LENGTH, SIZE).requires_grad_(), torch.tensor([3, 5])
+    hidden = torch.arange(LENGTH) >= lengths[:, None]
+    future = ~torch.ones(LENGTH, LENGTH).tril().bool()
+    expected = theirs(x, src_mask=future, src_key_padding_mask=hidden)
+    found = ours(x, mask=masks.both(masks.causal, masks.padding(lengths)))
+    assert_close(found, expected)
+    assert_close(gradients([found], [x]), gradients([expected], [x]))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_block_with_cross_attention_is_torchs_decoder_layer(norm_first):
+    theirs = nn.TransformerDecoderLayer(SIZE, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=norm_first)
+    theirs = shaken(theirs)
+    block = Block(
+        MultiHeadAttention(SIZE, HEADS),
+        FeedForward(SIZE, HIDDEN, activation=torch.relu),
+        cross=MultiHeadAttention(SIZE, HEADS),
+        residual=pre_norm if norm_first else post_norm,
+    )
+    ours = like_torch(theirs, block.double())
+    x, memory = rand(BATCH, LENGTH, SIZE).requires_grad_(), rand(BATCH, MEMORY, SIZE, seed=1).requires_grad_()
+    lengths = torch.tensor([7, 4])
+    future = ~torch.ones(LENGTH, LENGTH).tril().bool()
+    hidden = torch.arange(MEMORY) >= lengths[:, None]
+    expected = theirs(x, memory, tgt_mask=future, memory_key_padding_mask=hidden)
+    found = ours(x, memory, mask=masks.causal, memory_mask=masks.padding(lengths))
+    assert_close(found, expected)
+    assert_close(gradients([found], [x, memory]), gradients([expected], [x, memory]))
+
+
+def test_a_block_in_the_style_of_llama():
+    attention = MultiHeadAttention(SIZE, 6, kv_heads=2, positions=Rotary(2), bias=False)
+    block = Block(attention, FeedForward(SIZE, HIDDEN, activation=swiglu, bias=False), norm=nn.RMSNorm)
+    block = shaken(block)
+    x = rand(BATCH, LENGTH, SIZE)
+
+    def norm(module, rows):
+        return rows / (rows.square().mean(-1, keepdim=True) + torch.finfo(rows.dtype).eps).sqrt() * module.weight
+
+    middle = x + attention(norm(block.attention_norm, x), mask=masks.causal)
+    expected = middle + block.feed_forward(norm(block.feed_forward_norm, middle))
+    assert_close(block(x, mask=masks.causal), expected)
+    assert not [name for name, _ in block.named_parameters() if "bias" in name]
+
+
+def make(**options):
+    return lambda: Block(MultiHeadAttention(SIZE, HEADS), FeedForward(SIZE, HIDDEN), **options)
+
+
+def test_stacks_are_their_blocks_one_after_the_other():
+    encoder = Encoder(3, make(), norm=nn.LayerNorm(SIZE)).double()
+    x, lengths = rand(BATCH, LENGTH, SIZE), torch.tensor([2, 5])
+    rows = x
+    for block in encoder.blocks:
+        rows = block(rows, mask=masks.padding(lengths))
+    assert_close(encoder(x, mask=masks.padding(lengths)), encoder.norm(rows))
+    assert len({id(parameter) for parameter in encoder.parameters()}) == len(list(encoder.parameters())) == 3 * 12 + 2
+    decoder = Decoder(2, make()).double()
+    rows = x
+    for block in decoder.blocks:
+        rows = block(rows, mask=masks.causal)
+    assert_close(decoder(x), rows)
+
+
+def test_an_encoder_is_permutation_equivariant_and_a_decoder_does_not_see_the_future():
+    x, order = rand(BATCH, LENGTH, SIZE), torch.tensor([3, 0, 4, 1, 2])
+    encoder, decoder = Encoder(2, make()).double(), Decoder(2, make()).double()
+    assert_close(encoder(x[:, order]), encoder(x)[:, order])
+    changed = torch.cat([x[:, :3], rand(BATCH, 2, SIZE, seed=9)], dim=1)
+    assert torch.equal(decoder(x)[:, :3], decoder(changed)[:, :3])
+    assert (encoder(x)[:, :3] - encoder(changed)[:, :3]).abs().max() > 1e-3
+
+
+def test_one_seed_gives_one_result_and_evaluation_none_of_it():
+    model = Decoder(2, make(dropout=0.2))
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    torch.manual_seed(2)
+    first, second = model(x), model(x)
+    torch.manual_seed(2)
+    assert torch.equal(model(x), first)
+    assert not torch.equal(first, second)
+    still = model.eval()(x)
+    assert torch.equal(model(x), still)
+
+
+@pytest.mark.parametrize("residual", [pre_norm, post_norm])
+def test_look_says_what_each_block_looks_at(residual):
+    encoder = Encoder(2, make(residual=residual)).double()
+    x = rand(BATCH, LENGTH, SIZE)
+    first, second = encoder.blocks
+    norms = [block.attention_norm if residual is pre_norm else nn.Identity() for block in encoder.blocks]
+    expected = [first.attention.look(norms[0](x)), second.attention.look(norms[1](first(x)))]
+    assert_close(encoder.look(x), expected)
+    assert_close(first.look(x), expected[0])
+    assert_close([found.weight for found in encoder.look(x, top=2)], [w.topk(2).values for w in expected])
+    decoder = Decoder(2, make(residual=residual, cross=MultiHeadAttention(SIZE, HEADS))).double()
+    found = decoder.look(x, rand(BATCH, MEMORY, SIZE))
+    assert [w.shape for w in found] == [(BATCH, HEADS, LENGTH, LENGTH)] * 2
+    assert found[1].triu(1).abs().max() == 0
+
+
+def test_sizes_may_be_numpys():
+    three, five, twelve = np.int64(3), np.int32(5), np.uint8(12)
+    attention = MultiHeadAttention(twelve, three, kv_heads=np.int64(1), positions=Rotary(np.int64(4)))
+    stack = Decoder(np.int64(2), lambda: Block(attention, FeedForward(twelve, five)))
+    stack.cache(five)
+    layers = [
+        stack,
+        Attention(twelve, three, head_size=five),
+        SelfAttention(twelve, value_size=five),
+        ConvSelfAttention(twelve, heads=three),
+        Learned(five, twelve),
+        Sinusoidal(twelve),
+        Alibi(three),
+    ]
+    for layer in layers:
+        numbers = [value for part in layer.modules() for value in vars(part).values() if isinstance(value, np.integer)]
+        assert not numbers
+    assert stack(torch.randn(2, 5, 12)).shape == (2, 5, 12)
+    for wrong in (np.float64(3.0), np.bool_(True), "3", None):
+        with pytest.raises(ValueError, match="heads must be a positive whole number, got"):
+            MultiHeadAttention(12, wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: FeedForward(0), ValueError, "size must be a positive whole number, got 0"),
+        (lambda: FeedForward(4, activation="gelu"), TypeError, "activation must be callable, .* got 'gelu'"),
+        (lambda: FeedForward(4)(rand(3, 5)), ValueError, r"x must be \[..., length, 4\], got \[3, 5\]"),
+        (lambda: make(residual="pre")(), TypeError, "residual must be callable, .* got 'pre'"),
+        (lambda: make(dropout=-0.1)(), ValueError, "dropout must be a number between 0 and 1, got -0.1"),
+        (lambda: Encoder(0, make()), ValueError, "blocks must be a positive whole number, got 0"),
+        (lambda: Encoder(1, make())(rand(5, 12)), ValueError, r"x must be \[batch, length, 12\], got \[5, 12\]"),
+        (
+            lambda: make(cross=MultiHeadAttention(SIZE, HEADS))().double()(rand(1, 5, SIZE)),
+            ValueError,
+            "a block with cross-attention needs a memory to look at, got none",
+        ),
+        (
+            lambda: Decoder(1, make()).double()(rand(1, 5, SIZE), rand(1, 7, SIZE)),
+            ValueError,
+            "a block without cross-attention cannot look at a memory, got one",
+        ),
+        (
+            lambda: Dropout(0.5).add(rand(2, 3), rand(3)),
+            ValueError,
+            r"a residual sum needs two of one shape, got \[2, 3\] and \[3\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_stack_is_given_what_makes_its_blocks():
+    with pytest.raises(TypeError, match=r"must make a new block each time it is called, lambda: Block\(…\)"):
+        Encoder(2, Block(MultiHeadAttention(8, heads=2), FeedForward(8)))

@@ -1,0 +1,205 @@
+"""Writing on with kept keys and values: the same answers as reading everything again."""
+
+import pytest
+import torch
+from helpers.cases import rand
+from torch import nn
+from torch.testing import assert_close
+
+from regard import masks
+from regard.layers import Alibi, Block, Cache, Decoder, FeedForward, KeyValues, MultiHeadAttention, Rotary, swiglu
+
+SIZE, HEADS, LENGTH, MEMORY = 12, 6, 7, 5
+POSITIONS = {
+    "none": lambda: None,
+    "rotary": lambda: Rotary(2),
+    "interleaved": lambda: Rotary(2, interleaved=True),
+    "alibi": lambda: Alibi(HEADS),
+}
+
+
+def decoder(positions=None, kv_heads=HEADS, cross=False):
+    def block():
+        return Block(
+            MultiHeadAttention(SIZE, HEADS, kv_heads=kv_heads, positions=positions),
+            FeedForward(SIZE, 17, activation=swiglu),
+            cross=MultiHeadAttention(SIZE, HEADS) if cross else None,
+        )
+
+    return Decoder(2, block, norm=nn.LayerNorm(SIZE)).double().eval()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("steps", [[1] * 7, [4, 1, 1, 1], [3, 4], [7], [2, 3, 2]], ids=str)
+def test_steps_with_a_cache_equal_the_full_pass(steps, positions, kv_heads, batch):
+    model, x = decoder(POSITIONS[positions](), kv_heads), rand(batch, LENGTH, SIZE)
+    cache = model.cache(room=9)
+    with torch.inference_mode():
+        parts = [model(rows, cache=cache) for rows in x.split(steps, dim=1)]
+        assert cache.length == LENGTH
+    assert_close(torch.cat(parts, dim=1), model(x))
+
+
+def test_the_memory_is_projected_once():
+    model, x, memory = decoder(cross=True), rand(3, LENGTH, SIZE), rand(3, MEMORY, SIZE, seed=2)
+    lengths = torch.tensor([5, 2, 3])
+    whole = model(x, memory, memory_mask=masks.padding(lengths))
+    cache = model.cache(LENGTH)
+    with torch.no_grad():
+        parts = [model(rows, memory, memory_mask=masks.padding(lengths), cache=cache) for rows in x.split(1, dim=1)]
+        assert_close(torch.cat(parts, dim=1), whole)
+        assert [block.memory.length for block in cache.blocks] == [MEMORY, MEMORY]
+        cache = model.cache(LENGTH)
+        model(x[:, :1], memory, cache=cache)
+        # What comes as memory later is not read: its keys and values are kept.
+        again = model(x[:, 1:], torch.full_like(memory, torch.nan), cache=cache)
+    assert_close(again, model(x, memory)[:, 1:])
+
+
+def test_a_mask_of_positions_counts_from_the_first_row_and_padding_holds():
+    model, x = decoder(), rand(2, LENGTH, SIZE)
+    mask = masks.both(masks.window(2), masks.padding(torch.tensor([7, 3])))
+    cache = model.cache(LENGTH)
+    with torch.no_grad():
+        parts = [model(rows, mask=mask, cache=cache) for rows in x.split([2, 1, 3, 1], dim=1)]
+    assert_close(torch.cat(parts, dim=1), model(x, mask=mask))
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2]], ids=str)
+def test_a_beam_goes_on_with_the_sequences_it_picks(rows, cross):
+    model, x, memory = decoder(cross=cross), rand(3, LENGTH, SIZE), rand(3, MEMORY, SIZE) if cross else None
+    rows = torch.tensor(rows)
+    cache = model.cache(LENGTH)
+    picked = None if memory is None else memory[rows]
+    with torch.inference_mode():
+        model(x[:, :4], memory, cache=cache)
+        cache.select(rows)
+        last = rand(len(rows), 3, SIZE, seed=6)
+        found = model(last, picked, cache=cache)
+    whole = torch.cat([x[rows, :4], last], dim=1)
+    assert_close(found, model(whole, picked)[:, 4:])
+
+
+def test_what_is_made_of_the_memory_is_copied_only_where_sentences_come_or_go():
+    model, memory = decoder(cross=True), rand(2, MEMORY, SIZE)
+    cache = model.cache(LENGTH)
+    places = [[0, 0, 0, 1, 1, 1], [2, 0, 1, 5, 5, 3], [1, 1, 1, 3, 4, 5], [0, 2, 3, 4], [1, 1, 3, 2]]
+    first, read = list(range(2)), rand(2, 1, SIZE, seed=1)
+    stores = []
+    with torch.inference_mode():
+        model(read, memory, cache=cache)
+        for step, rows in enumerate(places):
+            first, read = [first[row] for row in rows], read[torch.tensor(rows)]
+            cache.select(torch.tensor(rows))
+            stores.append(cache.blocks[0].memory.store.clone())
+            new = rand(len(rows), 1, SIZE, seed=step + 2)
+            found, read = model(new, memory[first], cache=cache), torch.cat([read, new], dim=1)
+            assert_close(found, model(read, memory[first])[:, -1:])
+    assert [len(store) for store in stores] == [6, 6, 6, 4, 4]
+
+
+def test_sequences_that_change_places_do_not_touch_the_memory(monkeypatch):
+    model = decoder(cross=True)
+    cache = model.cache(LENGTH)
+    cache.select(torch.tensor([7]))  # of nothing, which stays nothing
+    with torch.inference_mode():
+        model(rand(2, 1, SIZE), rand(2, MEMORY, SIZE), cache=cache)
+    moves = []
+    monkeypatch.setattr(KeyValues, "select", lambda kept, rows: moves.append(kept is cache.blocks[0].memory))
+    for rows in ([0, 0, 1, 1], [1, 0, 3, 3], [0, 0, 2, 2], [0, 2]):
+        cache.select(torch.tensor(rows))
+    assert sum(moves) == 2  # where hypotheses were made, and where some left
+    cache.back(0)
+    with torch.inference_mode():
+        model(rand(2, 1, SIZE), rand(2, MEMORY, SIZE), cache=cache)
+    cache.select(torch.tensor([0, 1]))
+    assert sum(moves) == 3
+
+
+def test_nothing_grows_and_modes_may_change():
+    model, x = decoder(), rand(2, LENGTH, SIZE)
+    cache = model.cache(LENGTH)
+    with torch.inference_mode():
+        model(x[:, :2], cache=cache)
+    place = cache.blocks[0].own.store.data_ptr()
+    with torch.no_grad():
+        found = [model(x[:, t : t + 1], cache=cache) for t in range(2, LENGTH)]
+    assert cache.blocks[0].own.store.data_ptr() == place
+    assert cache.blocks[0].own.store.shape == (2, 2, HEADS, LENGTH, 2)
+    assert_close(torch.cat(found, dim=1), model(x)[:, 2:])
+
+
+def test_what_does_not_fit_is_said():
+    model, x = decoder(), rand(2, LENGTH, SIZE)
+    cache = model.cache(room=5)
+    with torch.no_grad():
+        model(x[:, :4], cache=cache)
+        with pytest.raises(ValueError, match="the cache has room for 5 positions, got a sequence of 6"):
+            model(x[:, 4:6], cache=cache)
+        with pytest.raises(ValueError, match="the cache holds 2 sequences, got 1"):
+            model(x[:1, 4:5], cache=cache)
+        assert_close(model(x[:, 4:5], cache=cache), model(x[:, :5])[:, 4:])  # a refusal leaves it as it was
+    with pytest.raises(RuntimeError, match="a cache keeps no history for gradients"):
+        model(x, cache=model.cache(LENGTH))
+    with pytest.raises(ValueError, match="room must be a positive whole number, got 0"):
+        model.cache(0)
+    with pytest.raises(ValueError, match="the cache is for 3 blocks, got a decoder of 2"):
+        model(x, cache=Cache(3, LENGTH))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["quick", "by blocks"])
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_step_that_fails_is_not_read_by_some_blocks_alone(start, training):
+    model, x, memory = decoder(Rotary(2), cross=True), rand(2, LENGTH, SIZE), rand(2, MEMORY, SIZE, seed=2)
+    model.train(training)  # without dropout, the answers are the same
+    cache = model.cache(LENGTH)
+    with torch.no_grad():
+        if start:
+            model(x[:, :start], memory, cache=cache)
+        last = model.blocks[1].feed_forward_norm
+        weight, last.weight = last.weight, nn.Parameter(torch.ones(SIZE + 1))  # it will not fit
+        with pytest.raises(RuntimeError):
+            model(x[:, start : start + 1], memory, cache=cache)
+        assert [block.own.length for block in cache.blocks] == [start, start]
+        last.weight = weight
+        if not start:  # nothing is left of the memory either
+            memory = rand(2, MEMORY + 2, SIZE, seed=3)
+        found = [model(x[:, t : t + 1], memory, cache=cache) for t in range(start, LENGTH)]
+        assert_close(torch.cat(found, dim=1), model(x, memory)[:, start:])
+
+
+def test_key_values_alone():
+    kept = KeyValues()
+    assert kept.all() is None
+    kept.select(torch.tensor([0]))
+    key, value = rand(2, 3, 4, 5), rand(2, 3, 4, 5, seed=1)
+    with pytest.raises(ValueError, match=r"one shape, got \[2, 3, 4, 5\] and \[2, 3, 4, 4\]"):
+        kept.append(key, value[..., 1:])
+    found = kept.append(key, value)
+    assert_close(found, (key, value), rtol=0, atol=0)
+    assert_close(kept.all(), (key, value), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="room for 4 positions, got a sequence of 5"):
+        kept.append(key[:, :, :1], value[:, :, :1])
+
+
+def test_a_cache_that_is_begun_anew_has_the_weights_of_now():
+    """From four rows on weights are laid out anew, for one run."""
+    model = Decoder(2, lambda: Block(MultiHeadAttention(8, heads=2), FeedForward(8))).eval()
+    x = torch.randn(5, 3, 8)
+    cache = model.cache(room=3)
+    with torch.no_grad():
+        for _ in range(2):
+            steps = [model(x[:, t : t + 1], cache=cache) for t in range(3)]
+            assert_close(torch.cat(steps, dim=1), model(x), rtol=1e-4, atol=1e-5)
+            cache.back(0)
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+
+
+def test_no_sequence_at_all_goes_through_a_cache():
+    model = Decoder(2, lambda: Block(MultiHeadAttention(8, heads=2), FeedForward(8))).eval()
+    with torch.no_grad():
+        assert model(torch.zeros(0, 1, 8), cache=model.cache(room=3)).shape == (0, 1, 8)

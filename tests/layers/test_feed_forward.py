@@ -1,0 +1,147 @@
+"""Feed-forward and dropout beside their formulas, in value, gradient and what they keep."""
+
+import pytest
+import torch
+from helpers.cases import gradients, rand
+from torch import nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from regard.layers import Dropout, FeedForward, Gated, gelu_tanh, swiglu
+
+BATCH, LENGTH, SIZE, HIDDEN = 2, 5, 12, 17
+
+
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": torch.relu,
+    "module": nn.SiLU(),
+    "in place": nn.ReLU(inplace=True),
+    "swiglu": swiglu,
+    "geglu": Gated(gelu_tanh),
+    "own": lambda x: x * x.sigmoid(),
+    "learned": nn.PReLU(dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_feed_forward_is_the_formula_in_value_and_gradient(name, bias, rows, monkeypatch):
+    monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 5 * HIDDEN)  # several portions, the last one short
+    activation = ACTIVATIONS[name]
+    layer = FeedForward(SIZE, HIDDEN, activation=activation, bias=bias).double()
+    x = rand(2, rows, SIZE).requires_grad_()
+    hidden = x @ layer.input.weight.T + (layer.input.bias if bias else 0.0)
+    expected = activation(hidden) @ layer.output.weight.T + (layer.output.bias if bias else 0.0)
+    found = layer(x)
+    assert_close(found, expected)
+    tensors = [x, *layer.parameters()]
+    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    with torch.no_grad():
+        assert_close(layer(x), expected)
+
+
+def test_the_gate_of_llama():
+    x = rand(3, 8)
+    assert_close(swiglu(x), x[:, :4] * x[:, :4].sigmoid() * x[:, 4:])
+    assert FeedForward(6, 5, activation=swiglu).input.weight.shape == (10, 6)
+
+
+def test_feed_forward_keeps_what_goes_into_the_activation_and_not_what_comes_out(monkeypatch):
+    monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 2 * HIDDEN)
+    layer, x, kept = FeedForward(SIZE, HIDDEN), rand(BATCH, LENGTH, SIZE, dtype=torch.float32), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        layer(x.requires_grad_())
+    assert sum(t.shape == (BATCH, LENGTH, HIDDEN) for t in kept) == 1
+
+
+def test_feed_forward_gives_gradients_only_where_they_are_wanted(monkeypatch):
+    monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 2 * HIDDEN)
+    layer, x = FeedForward(SIZE, HIDDEN).double(), rand(LENGTH, SIZE)
+    layer.requires_grad_(False)
+    layer.output.bias.requires_grad_()
+    layer(x).sum().backward()
+    assert layer.output.weight.grad is None
+    assert_close(layer.output.bias.grad, torch.full((SIZE,), float(LENGTH)).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_drops_its_share_scales_the_rest_and_gives_their_gradient(dtype):
+    drop, x, branch = Dropout(0.3), rand(7, 300, 11, dtype=dtype), rand(7, 300, 11, seed=1, dtype=dtype)
+    x.requires_grad_()
+    branch.requires_grad_()
+    found = drop.add(x, branch)
+    kept = (found - x).detach().abs() > 1e-9
+    assert abs(kept.double().mean() - 0.7) < 0.01
+    for axis in range(3):  # no row, column or sequence is dropped more than another
+        others = [i for i in range(3) if i != axis]
+        share = kept.double().mean(others)
+        assert (share - 0.7).abs().max() < 5 * (0.21 / (kept.numel() / kept.shape[axis])) ** 0.5
+    expected = x + torch.where(kept, branch / 0.7, 0.0)
+    assert_close(found, expected)
+    assert_close(gradients([found], [x, branch]), gradients([expected], [x, branch]))
+    torch.manual_seed(4)
+    alone = drop(branch)
+    kept = alone != 0
+    assert_close(alone, torch.where(kept, branch / 0.7, 0.0))
+    assert_close(gradients([alone], [branch]), gradients([torch.where(kept, branch / 0.7, 0.0)], [branch]))
+    torch.manual_seed(4)
+    assert torch.equal(drop(branch), alone)
+    assert not torch.equal(drop(branch), alone)
+
+
+def test_dropout_is_that_of_the_engines(monkeypatch):
+    from regard.compiled import dropout_hash as dropout
+    from regard.ops import hashed_dropout as residual
+
+    x = rand(2, 5, 3)
+    monkeypatch.setattr(dropout, "draw_seed", lambda: 3**37)
+    first, second = dropout.row_keys(3**37, torch.tensor(0), torch.arange(10).unsqueeze(-1))
+    kept = dropout.kept(0.4, first, second, torch.arange(3)).view(2, 5, 3)
+    expected = torch.where(kept, x / 0.6, 0.0)
+    assert_close(residual.dropped(x, 0.4), expected)
+    monkeypatch.setattr(residual, "ALONE", 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)  # whatever the threads
+    try:
+        assert_close(residual.dropped(x, 0.4), expected)
+    finally:
+        torch.set_num_threads(threads)
+    assert_close(residual.dropped(x.transpose(0, 1), 0.4).shape, x.transpose(0, 1).shape)
+    assert_close(residual.add_dropped(x, x, 0.4), x + expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 4), (4, 0), (1, 1)])
+def test_dropout_of_little_and_of_all(shape):
+    x = rand(*shape)
+    assert Dropout(0.5)(x).shape == shape
+    assert_close(Dropout(1.0)(x), torch.zeros(shape).double())
+    assert_close(Dropout(1.0).add(x, x), x)
+    assert Dropout(0.0)(x) is x
+    assert_close(Dropout(0.5).eval().add(x, x), 2 * x)
+
+
+def test_dropout_stores_no_mask():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        Dropout(0.5).add(rand(3, 4).requires_grad_(), rand(3, 4).requires_grad_())
+    assert kept == []
+
+
+def test_a_forward_of_its_own_and_backward_hooks_are_heard():
+    layer, x = FeedForward(SIZE, HIDDEN), torch.randn(BATCH, LENGTH, SIZE)
+    expected, heard = layer(x), []
+    forward = layer.output.forward
+    layer.output.forward = lambda x: 3 * forward(x)  # as accelerate's hooks have it
+    assert_close(layer(x), 3 * expected)
+    del layer.output.forward
+    handle = layer.output.register_full_backward_hook(lambda *given: heard.append("backward"))
+    layer(x).sum().backward()
+    handle.remove()
+    everywhere = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(module))
+    layer(x)
+    everywhere.remove()
+    assert heard[0] == "backward"
+    assert layer.output in heard

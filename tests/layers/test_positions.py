@@ -1,0 +1,173 @@
+"""Positions beside their formulas, written out a number at a time."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from helpers.cases import rand
+from torch.testing import assert_close
+
+from regard import masks
+from regard.layers import Alibi, Learned, MultiHeadAttention, Rotary, Sinusoidal, Stretched
+
+
+@pytest.mark.parametrize("size", [6, 7, 1])
+@pytest.mark.parametrize("start", [0, 70])
+def test_sinusoidal_is_the_formula(size, start):
+    x = rand(2, 5, size)
+    expected = x.clone()
+    for t in range(5):
+        for i in range(size):
+            angle = (start + t) / 10000 ** (2 * (i // 2) / (size + size % 2))
+            expected[:, t, i] += math.cos(angle) if i % 2 else math.sin(angle)
+    assert_close(Sinusoidal(size)(x, start), expected)
+
+
+def test_sinusoidal_takes_any_length_and_both_precisions():
+    far = Sinusoidal(4)(torch.zeros(5000, 4))
+    assert_close(far[4999, 0].item(), math.sin(4999), atol=1e-6, rtol=0)
+    assert far.dtype == torch.float32
+
+
+def test_learned_adds_its_rows_and_says_when_they_end():
+    positions = Learned(7, 3).double()
+    x = rand(2, 5, 3)
+    assert_close(positions(x, 2), x + positions.weight[2:7])
+    positions(x).sum().backward()
+    assert_close(positions.weight.grad, torch.tensor([[2.0] * 3] * 5 + [[0.0] * 3] * 2).double())
+    with pytest.raises(ValueError, match="there is room for 7 positions, got a sequence of 8"):
+        positions(x, 3)
+    with pytest.raises(ValueError, match=r"x must be \[..., length, 3\], got \[2, 5, 4\]"):
+        positions(rand(2, 5, 4))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("start", [0, 67])
+def test_rotary_turns_points_in_the_plane(interleaved, start):
+    x = rand(2, 3, 5, 6).requires_grad_()
+    expected, still = torch.empty_like(x).detach(), x.detach()
+    for t in range(5):
+        for i in range(3):
+            one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + 3)
+            turned = cmath.exp(1j * (start + t) * 100.0 ** (-2 * i / 6))
+            for a in range(2):
+                for b in range(3):
+                    point = complex(still[a, b, t, one], still[a, b, t, two]) * turned
+                    expected[a, b, t, one], expected[a, b, t, two] = point.real, point.imag
+    rotary = Rotary(6, base=100.0, interleaved=interleaved)
+    found = rotary.turn(x, start)
+    assert_close(found, expected)
+    # A turn keeps lengths, so its gradient is the turn back: that of ½‖turned‖² is x itself.
+    assert_close(torch.autograd.grad(found.square().sum() / 2, x)[0], x)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_scores_know_the_distance_alone(interleaved):
+    rotary, query, key = Rotary(8, interleaved=interleaved), rand(1, 8), rand(1, 8, seed=3)
+    scores = [(rotary.turn(query, t + 4) * rotary.turn(key, t)).sum() for t in (0, 1, 500)]
+    assert_close(scores[1], scores[0])
+    assert_close(scores[2], scores[0])
+    assert abs((rotary.turn(query, 5) * rotary.turn(key, 0)).sum() - scores[0]) > 1e-3
+
+
+def test_stretched_positions_by_their_definition():
+    """Speeds of fast pairs stay, those of slow ones are divided, and in between rounds say how much."""
+    known, slow, fast, factor = 23, 0.4, 2.5, 7.0
+    rotary = Rotary(10, base=50.0, stretch=Stretched(factor, known=known, slow=slow, fast=fast))
+    x = rand(3, 10)
+    kinds = set()
+    for pair in range(5):
+        speed = 50.0 ** (-2 * pair / 10)
+        rounds = known * speed / (2 * math.pi)
+        kept = 1.0 if rounds >= fast else 0.0 if rounds <= slow else (rounds - slow) / (fast - slow)
+        kinds.add(kept if kept in (0.0, 1.0) else 0.5)
+        angle = 9 * (kept * speed + (1 - kept) * speed / factor)
+        found = rotary.turn(x, 7)[2, [pair, pair + 5]]
+        first, second = x[2, pair], x[2, pair + 5]
+        want = [
+            first * math.cos(angle) - second * math.sin(angle),
+            first * math.sin(angle) + second * math.cos(angle),
+        ]
+        assert_close(found, torch.stack(want))
+    assert kinds == {0.0, 0.5, 1.0}
+    assert "stretch=Stretched(factor=7.0, known=23, slow=0.4, fast=2.5)" in repr(rotary)
+
+
+def test_rotary_tables_made_in_inference_mode_serve_training():
+    rotary = Rotary(4, base=77.0)
+    with torch.inference_mode():
+        rotary.turn(rand(3, 4), 0)
+    x = rand(3, 4).requires_grad_()
+    rotary.turn(x, 0).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    [(1, [8]), (2, [4, 8]), (8, [1, 2, 3, 4, 5, 6, 7, 8]), (6, [2, 4, 6, 8, 1, 3]), (3, [4, 8, 2])],
+)
+def test_alibi_slopes_are_the_papers(heads, exponents):
+    assert_close(Alibi(heads).slopes.flatten(), torch.tensor([2.0**-e for e in exponents]))
+
+
+def test_alibi_is_taken_off_the_scores():
+    layer = MultiHeadAttention(6, 2, positions=Alibi(2)).double()
+    x = rand(2, 5, 6)
+    query, key, value = layer.input(x).view(2, 5, 3, 2, 3).permute(2, 0, 3, 1, 4)
+    logits = query @ key.mT / 3**0.5
+    for head, slope in enumerate((2**-4, 2**-8)):
+        for i in range(5):
+            for j in range(5):
+                logits[:, head, i, j] -= slope * (i - j) if j <= i else torch.inf
+    weight = logits.softmax(-1)
+    assert_close(layer.look(x, mask=masks.causal), weight)
+    assert_close(layer(x, mask=masks.causal), layer.output((weight @ value).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("positions", [Rotary(4), Rotary(4, interleaved=True), Alibi(3)])
+def test_with_positions_the_order_counts(positions):
+    order, x = torch.tensor([3, 0, 4, 1, 2]), rand(2, 5, 12)
+    without, with_them = MultiHeadAttention(12, 3).double(), MultiHeadAttention(12, 3, positions=positions).double()
+    assert_close(without(x[:, order]), without(x)[:, order])
+    assert (with_them(x[:, order]) - with_them(x)[:, order]).abs().max() > 1e-4
+
+
+def test_anything_with_the_two_methods_will_do():
+    class Doubled:
+        def turn(self, x, start):
+            return 2 * x
+
+        def bias(self, mask):
+            return mask
+
+    ours, x = MultiHeadAttention(6, 2, positions=Doubled()).double(), rand(1, 4, 6)
+    plain = MultiHeadAttention(6, 2, score=lambda q, k: 4 * q @ k.mT / 3**0.5).double()
+    plain.load_state_dict(ours.state_dict())
+    assert_close(ours(x), plain(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Rotary(5), "Rotary turns pairs: size must be even, got 5"),
+        (lambda: Rotary(4, base=0.0), "base must be positive, got 0.0"),
+        (lambda: Rotary(4).turn(rand(3, 6)), r"queries and keys must be \[..., length, 4\], got \[3, 6\]"),
+        (lambda: Stretched(0.5, known=9), "factor must be at least 1, .* got factor=0.5, slow=1.0 and fast=4.0"),
+        (lambda: Stretched(2.0, known=9, slow=4.0), "fast above it, got factor=2.0, slow=4.0 and fast=4.0"),
+        (lambda: Stretched(2.0, known=0), "known must be a positive whole number, got 0"),
+        (lambda: Alibi(0), "heads must be a positive whole number, got 0"),
+        (lambda: Learned(0, 3), "room must be a positive whole number, got 0"),
+        (lambda: Sinusoidal(3)(rand(2)), r"x must be \[..., length, 3\], got \[2\]"),
+    ],
+)
+def test_what_does_not_fit_is_said(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_tables_of_a_functionalized_call_are_not_kept():
+    """Its tensors stand in for others, and would for ever."""
+    rotary, x = Rotary(6, base=317.0), torch.randn(1, 2, 7, 6)
+    torch.func.functionalize(lambda x: rotary.turn(x, 0))(x)
+    assert not torch._is_functional_tensor(rotary.turn(x, 0))

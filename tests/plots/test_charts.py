@@ -1,0 +1,184 @@
+"""Pictures show the numbers they were given, and leave nothing behind."""
+
+import io
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import same_color
+from matplotlib.figure import Figure
+
+from regard import NadarayaWatson, plots
+from regard.data.samples.curves import wave
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_fit_is_drawn_over_its_data():
+    grid = np.array([3.0, 1.0, 2.0])
+    axes = plots.fit_curve(
+        [[0.0], [5.0]],
+        [1.0, 2.0],
+        grid,
+        {"low": grid * 2, "high": grid * 3},
+        truth=grid + 1,
+        spread={"high": np.full(3, 0.5)},
+    )
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines) == ["truth", "low", "high"]
+    np.testing.assert_array_equal(lines["low"].get_xydata(), [[1, 2], [2, 4], [3, 6]])  # sorted for drawing
+    np.testing.assert_array_equal(lines["truth"].get_ydata(), [2, 3, 4])
+    points, band = axes.collections
+    np.testing.assert_array_equal(points.get_offsets(), [[0, 1], [5, 2]])
+    assert (band.get_datalim(axes.transData).ymin, band.get_datalim(axes.transData).ymax) == (2.5, 9.5)
+    assert same_color(band.get_facecolor()[0][:3], lines["high"].get_color())
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("x", "y")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["data", "truth", "low", "high"]
+
+
+def test_a_map_is_sorted_by_queries_and_keys():
+    weights = np.arange(6.0).reshape(2, 3)
+    axes = plots.weight_map(weights, queries=[2.0, 1.0], keys=["b", "c", "a"], title="mine")
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[5, 3, 4], [2, 0, 1]])
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "b", "c"]
+    assert axes.get_title(loc="left") == "mine"
+    assert axes.images[0].get_clim() == (0, 5)
+    assert axes.yaxis_inverted()  # the first query is on top
+    assert axes.get_ylabel().startswith("queries")
+    assert axes.get_xlabel().startswith("keys")
+    assert len(axes.figure.axes) == 2  # the colour bar
+    plain = plots.weight_map(weights, most=10.0)
+    np.testing.assert_array_equal(plain.images[0].get_array(), weights)
+    assert plain.images[0].get_clim() == (0, 10)
+
+
+def test_ticks_of_a_map_stand_where_their_values_are():
+    axes = plots.weight_map(np.ones((3, 5)), keys=[0.0, 1.0, 2.0, 4.0, 8.0])
+    ticks = dict(zip([text.get_text() for text in axes.get_xticklabels()], axes.get_xticks(), strict=True))
+    assert ticks["0"] == 0
+    assert ticks["2"] == 2
+    assert ticks["4"] == 3
+    assert ticks["6"] == 3.5
+    assert ticks["8"] == 4
+
+
+def test_negative_weights_of_a_map_have_the_other_colours():
+    axes = plots.weight_map([[0.5, -2.0]])
+    assert axes.images[0].get_clim() == (-2, 2)
+    assert axes.images[0].get_cmap().name != plots.weight_map([[0.5, 2.0]]).images[0].get_cmap().name
+
+
+def test_bars_show_weights_rest_and_targets():
+    axes = plots.evidence_bars(["7", "3"], [0.75, -0.25], 0.5, values=["yes", "no"])
+    assert [bar.get_width() for bar in axes.patches] == [0.75, -0.25, 0.5]
+    more, less, rest = (bar.get_facecolor() for bar in axes.patches)
+    assert len({more, less, rest}) == 3
+    assert same_color(rest, plots.GREY)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["row 7", "row 3", "all other rows"]
+    assert [text.get_text() for text in axes.texts] == ["75.0%  →  yes", "-25.0%  →  no", "50.0%"]
+    assert axes.yaxis_inverted()
+    assert axes.get_xlabel()
+    assert [text.get_text() for text in plots.evidence_bars(["7"], [1.0], 0.0).texts] == ["100.0%", "0.0%"]
+
+
+def test_evidence_plots_itself():
+    x, y, _ = wave(20)
+    evidence = NadarayaWatson(bandwidth=0.5).fit(x[:, None], y).evidence([[1.0], [4.0]], top=3)
+    axes = evidence.plot(query=1)
+    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [*evidence.weight[1], evidence.rest[1]])
+    assert axes.get_yticklabels()[0].get_text() == f"row {evidence.index[1, 0]}"
+
+
+def test_all_draw_where_they_are_told_and_are_saved_without_a_display(tmp_path):
+    figure = Figure()
+    first, second, third = figure.subplots(1, 3)
+    assert plots.fit_curve([1.0], [1.0], [1.0, 2.0], {"f": [1.0, 2.0]}, axes=first) is first
+    assert plots.weight_map([[1.0]], axes=second) is second
+    assert plots.evidence_bars([], [], 1.0, axes=third) is third
+    figure.savefig(tmp_path / "all.png")
+    assert matplotlib.image.imread(tmp_path / "all.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: plots.fit_curve([1, 2], [1], [1], {}), "y and x must be of one length, got 1 and 2"),
+        (lambda: plots.fit_curve([1], [1], [1, 2], {"f": [1]}), "f and grid must be of one length, got 1 and 2"),
+        (lambda: plots.fit_curve([[1, 2]], [1], [1], {}), r"x must have one axis, got shape \[1, 2\]"),
+        (lambda: plots.fit_curve([1], [1], [1], {"f": [1]}, spread={"g": [1]}), r"spread names \['g'\]"),
+        (lambda: plots.weight_map([1.0, 2.0]), r"weights must be \[queries, keys\], got shape \[2\]"),
+        (lambda: plots.weight_map([[1.0, 2.0]], keys=[1]), r"keys must be \[2\].*got shape \[1\]"),
+        (lambda: plots.evidence_bars(["a"], [0.5, 0.5], 0), "got 1 labels, 2 weights"),
+        (lambda: plots.error_curves([1, 2], {"a": [[1.0, 2.0, 3.0]]}), r"'a' must be \[repeats, 2\], got .*\[1, 3\]"),
+        (lambda: plots.error_curves([1], {"a": [[1.0]]}, {"b": 3}), r"parameters names \['b'\].*\['a'\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_errors_are_drawn_by_their_medians_and_ranges():
+    errors = {"few": [[1.0, 0.5], [0.8, 0.1], [0.9, 0.3]], "many": [[1.5, 1.2]], "as few": [[0.1, 0.2]]}
+    axes = plots.error_curves([10, 40], errors, {"few": 7, "as few": 7}, title="look", most=3.0)
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_array_equal(lines["few: 7 parameters"].get_xydata(), [[10, 0.9], [40, 0.3]])
+    np.testing.assert_array_equal(lines["many"].get_ydata(), [1.5, 1.2])
+    band = axes.collections[0].get_datalim(axes.transData)
+    assert (band.ymin, band.ymax) == (0.1, 1.0)
+    bars = [line for line in axes.lines if list(line.get_xdata()) == [7, 7]]
+    np.testing.assert_allclose([bar.get_ydata() for bar in bars], [[0, 0.15], [0.15, 0.3]])  # one on the other
+    assert same_color(bars[0].get_color(), lines["few: 7 parameters"].get_color())
+    assert (axes.get_xlabel(), axes.get_title("left")) == ("training examples   (bars: parameters)", "look")
+    assert axes.get_ylim() == (0, 3)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "40"]
+
+
+def test_neither_regard_nor_plots_import_matplotlib_or_pandas():
+    code = (
+        "import sys, regard.plots, regard.data.tables; sys.exit('matplotlib' in sys.modules or 'pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_example_draws_and_learning_helps(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "deep" / "curve.png"
+    monkeypatch.setattr(sys, "argv", ["kernel_regression.py", str(out)])
+    runpy.run_path(str(ROOT / "examples" / "kernel_regression.py"), run_name="__main__")
+    errors = [float(line.rsplit(maxsplit=1)[1]) for line in capsys.readouterr().out.splitlines()[:3]]
+    assert errors[0] > 1.5 * errors[1] > 1.5 * 2 * errors[2]
+    assert matplotlib.image.imread(out).shape[1] > 1000
+
+
+def test_weights_may_know_their_gradient():
+    weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]], requires_grad=True)
+    assert plots.weight_map(weights).images[0].get_array().shape == (2, 2)
+    assert plots.alignment_map(weights, ["a", "b"], ["c", "d"]).images[0].get_array()[1, 1] == pytest.approx(0.8)
+    with pytest.raises(ValueError, match=r"must be \[0, 2\], queries by keys, and at least one, got \[0, 2\]"):
+        plots.alignment_map(np.zeros((0, 2)), ["a", "b"], [])
+
+
+def test_evidence_is_in_the_units_that_people_read():
+    axes = plots.evidence_bars(["1", "2"], [0.9, 0.1], rest=0.0, values=[442811.4, 0.00012345])
+    assert [text.get_text() for text in axes.texts] == ["90.0%  →  442,811", "10.0%  →  0.0001234", "0.0%"]
+    assert max(axes.get_xticks()) <= 1.0
+    two = NadarayaWatson(bandwidth=1.0).fit([[0.0], [1.0]], [[1.0, 5.0], [2.0, 6.0]]).evidence([[0.0]])
+    name = next(iter(two.table))
+    assert two.plot().get_xlabel() == f"weight  →  the row's {name}"
+
+
+def test_dollars_in_what_is_shown_are_no_mathematics():
+    marks = ["$$", "$a_$"]
+    for axes in (
+        plots.alignment_map(np.eye(2), marks, marks),
+        plots.weight_map(np.eye(2), queries=np.array(marks), keys=np.array(marks)),
+        plots.evidence_bars(marks, [0.5, 0.3], rest=0.2, values=marks),
+    ):
+        axes.figure.savefig(io.BytesIO())
+        shown = [*axes.get_yticklabels(), *axes.texts]
+        assert sum("$$" in label.get_text() for label in shown) >= 1

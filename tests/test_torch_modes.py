@@ -1,0 +1,179 @@
+"""Layers where torch reads the program instead of running it: compiled, exported, transformed by `torch.func`."""
+
+import copy
+
+import pytest
+import torch
+from helpers.cases import rand
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+from torch.testing import assert_close
+
+import regard
+from regard.layers import (
+    Alibi,
+    Attention,
+    Block,
+    Decoder,
+    Dropout,
+    Encoder,
+    FeedForward,
+    MultiHeadAttention,
+    Rotary,
+    Sinusoidal,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated parts
+BATCH, LENGTH, SIZE, HEADS = 3, 7, 16, 2
+
+
+def block(dropout=0.0):
+    return Block(MultiHeadAttention(SIZE, HEADS, dropout=dropout), FeedForward(SIZE), dropout=dropout)
+
+
+class Additive(Attention):
+    """A score that is no inner product, of x to itself."""
+
+    def __init__(self):
+        super().__init__(SIZE, score=regard.scores.Additive(SIZE, SIZE, 5))
+
+    def forward(self, x):
+        return super().forward(x, x)
+
+
+LAYERS = {
+    "heads": lambda: MultiHeadAttention(SIZE, HEADS),
+    "odd heads": lambda: MultiHeadAttention(SIZE, 4, positions=Rotary(4)),
+    "alibi": lambda: MultiHeadAttention(SIZE, HEADS, positions=Alibi(HEADS)),
+    "encoder": lambda: Encoder(2, block),
+    "decoder": lambda: Decoder(2, block),
+    "additive": Additive,
+}
+
+
+def made(name):
+    torch.manual_seed(1)
+    return LAYERS[name]().double()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_each_row_apart_are_those_of_the_rows(name):
+    layer, x = made(name), rand(BATCH, LENGTH, SIZE)
+
+    def loss(parameters, row):
+        return functional_call(layer, parameters, (row.unsqueeze(0),)).square().sum()
+
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    for number, row in enumerate(x):
+        layer.zero_grad()
+        layer(row.unsqueeze(0)).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert_close(found[name][number], parameter.grad)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_several_models_run_as_one_and_have_derivatives_forward(name):
+    models = [copy.deepcopy(made(name)) for _ in range(3)]
+    for model in models:
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+    x, step = rand(BATCH, LENGTH, SIZE, seed=2), rand(BATCH, LENGTH, SIZE, seed=3)
+    with torch.no_grad():
+        found = vmap(lambda *state: functional_call(models[0], state, (x,)))(*stack_module_state(models))
+        assert_close(found, torch.stack([model(x) for model in models]))
+    _, slope = jvp(models[1], (x,), (step,))
+    near = 1e-6
+    assert_close(slope, (models[1](x + near * step) - models[1](x - near * step)) / (2 * near), rtol=1e-4, atol=1e-5)
+
+
+def test_large_layers_are_transformed_too():
+    """Those that compute the activation again, or attend by parts."""
+    layer, x = FeedForward(64, 512), torch.randn(2, 1100, 64)
+    by_rows = vmap(grad(lambda x: layer(x).square().sum()))(x)
+    given = x.clone().requires_grad_()
+    layer(given).square().sum().backward()
+    assert_close(by_rows, given.grad, rtol=1e-4, atol=1e-5)
+    query = rand(2, 300, 3)
+    parts = vmap(lambda q: regard.attend_parts(q, q, q))(query)
+    assert_close(parts.mean, regard.attend_parts(query, query, query).mean)
+
+
+def test_what_is_dropped_differs_between_rows_of_vmap():
+    layer, x = block(0.5), torch.ones(BATCH, 1, LENGTH, SIZE)
+    first, second, _ = vmap(layer, randomness="different")(x)
+    assert not torch.allclose(first, second)
+    first, second, _ = vmap(layer, randomness="same")(x)
+    assert_close(first, second)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_layers_are_the_same_in_value_and_gradient(name):
+    torch._dynamo.reset()
+    layer, x = made(name), rand(BATCH, LENGTH, SIZE)
+    expected, found = layer(x), torch.compile(layer, backend="aot_eager")(x)
+    assert_close(found, expected)
+    parameters = list(layer.parameters())
+    slopes = [torch.autograd.grad(out.square().sum(), parameters) for out in (found, expected)]
+    assert_close(*slopes)
+
+
+def test_the_usual_block_is_compiled_in_one_piece_and_what_drops_is_compiled_at_all():
+    torch._dynamo.reset()
+    x = torch.randn(BATCH, LENGTH, SIZE)
+    whole = torch.compile(block().eval(), backend="aot_eager", fullgraph=True)
+    assert whole(x).shape == x.shape
+    rows = torch.compile(Dropout(0.5), backend="aot_eager", fullgraph=True)(x)
+    assert 0.3 < (rows == 0).float().mean() < 0.7
+    torch._dynamo.reset()
+    layer = block(0.5)
+    dropping = torch.compile(layer, backend="aot_eager")
+    assert not torch.allclose(dropping(x), dropping(x))
+    dropping(x).sum().backward()
+    assert layer.attention.output.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_exported_layers_are_the_same_and_leave_nothing_behind(name):
+    layer, x = made(name).eval(), rand(BATCH, LENGTH, SIZE)
+    exported = torch.export.export(layer, (x,), strict=False).module()
+    other = rand(BATCH, LENGTH, SIZE, seed=5)
+    assert_close(exported(other), layer(other))
+
+
+class Padded(MultiHeadAttention):
+    """Lengths that come in, and are a mask within."""
+
+    def forward(self, x, lengths):
+        return super().forward(x, mask=regard.masks.padding(lengths))
+
+
+def test_lengths_are_a_mask_where_torch_reads_the_program():
+    layer, x, lengths = Padded(SIZE, HEADS).eval(), torch.randn(BATCH, LENGTH, SIZE), torch.tensor([7, 3, 1])
+    exported = torch.export.export(layer, (x, lengths), strict=False).module()
+    assert_close(exported(x, lengths), layer(x, lengths))
+    one = vmap(lambda x, lengths: layer(x.unsqueeze(0), lengths.unsqueeze(0)).squeeze(0))
+    assert_close(one(x, lengths), layer(x, lengths), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_by_the_parameters_of_a_score_alone():
+    """Queries and keys are not transformed, and too many for a matrix elsewhere."""
+    score = regard.scores.Additive(5, 5, 3).double()
+    x = rand(800, 5)
+
+    def loss(parameters):
+        return regard.attend(x, x, x, score=lambda *pair: functional_call(score, parameters, pair)).square().sum()
+
+    parameters = {name: parameter.detach() for name, parameter in score.named_parameters()}
+    found = grad(loss)(parameters)
+    loss(dict(score.named_parameters())).backward()
+    for name, parameter in score.named_parameters():
+        assert_close(found[name], parameter.grad)
+
+
+def test_no_table_of_a_stand_in_is_kept():
+    layer, x = Sinusoidal(26, base=777.0), torch.randn(2, 5, 26)  # a table that nobody else has asked for
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        layer(mode.from_tensor(x))
+    assert type(layer(x)) is torch.Tensor

@@ -1,0 +1,331 @@
+"""The tour runs whole, a station that fails does not stop it, and its page is right in a real browser."""
+
+import base64
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers.browser import CHROMIUM, browser
+from matplotlib.figure import Figure
+from threadpoolctl import threadpool_info, threadpool_limits
+from typer.testing import CliRunner
+
+import regard.cli.tour
+from regard.cli import app
+from regard.cli.tour import STATIONS
+from regard.estimators.captioning.station import OneVector, unevenness
+from regard.estimators.writing.station import trigrams
+from regard.models.image_encoders import SmallResNet
+from regard.tour import Station, chosen, tour
+from regard.tour.findings import Passage, Picture, Row, Saved
+from regard.tour.html import number
+
+LATER = {"Writer, 2 blocks", "ConvNet with attention", "bahdanau", "luong", "Transformer, 2 blocks"}
+LATER |= {"soft attention", "hard attention", "weight on what is named", "soft, λ = 0.1"}
+"""Models that a quick tour trains too shortly to be sure that they are better than their baselines."""
+
+
+def recorded(monkeypatch, stations):
+    """The visits of a tour of these stations that the command line makes."""
+    visits = []
+
+    def record(*given):
+        for visit in tour(*given):
+            visits.append(visit)
+            yield visit
+
+    monkeypatch.setattr(regard.cli.tour, "tour", record)
+    monkeypatch.setattr(regard.cli.tour, "STATIONS", stations)
+    return visits
+
+
+@pytest.fixture(scope="module")
+def toured(tmp_path_factory):
+    """The whole tour, quickly: its folder, what was printed, and what was found."""
+    out = tmp_path_factory.mktemp("tour") / "deep" / "tour"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        visits = recorded(monkeypatch, STATIONS)
+        result = CliRunner().invoke(app, ["tour", "--quick", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out, result.stdout, visits
+
+
+def test_the_whole_tour_runs(toured):
+    out, printed, visits = toured
+    assert [visit.station for visit in visits] == list(STATIONS)
+    for visit in visits:
+        assert not visit.error
+        assert len(visit.findings) == visit.station.findings  # else its bar would end too soon, or never
+        assert visit.rows
+        assert printed.count(visit.station.title.split()[-1]) >= len(visit.rows)
+        for row, seconds in visit.rows:
+            assert row.better or row.model in LATER, row
+            assert seconds >= 0
+        assert sum(seconds for _, seconds in visit.rows) <= sum(visit.seconds)
+    assert str(out / "index.html") in printed.replace("\n", "")
+    assert not list(out.rglob(".*"))  # nothing temporary is left
+
+
+def test_the_page_holds_all_that_was_found(toured):
+    out, _, visits = toured
+    page = (out / "index.html").read_text()
+    assert "still under way" not in page
+    assert "A quick tour" in page
+    pictures = [found for visit in visits for found in visit.findings if isinstance(found, Picture)]
+    inside = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
+    files = [out / visit.station.name / f"{p.name}.png" for visit in visits for p in visit.findings if p in pictures]
+    assert inside == [path.read_bytes() for path in files]
+    assert len(set(inside)) == len(inside) >= 11
+    for picture in pictures:
+        assert 2 <= picture.text.count(". ") + 1 <= 5
+        assert len(picture.alt) > 40
+        assert 5 <= picture.figure.get_figwidth() <= 5.5  # readable on a phone
+    assert not re.search(r"https?://", page)
+    assert "<script" not in page
+
+
+def test_the_models_of_the_tour_open(toured):
+    _, _, visits = toured
+    saved = [found for visit in visits for found in visit.findings if isinstance(found, Saved)]
+    assert len(saved) == 8
+    for found in saved:
+        for command in found.commands:
+            echo, _, piped = command.rpartition(" | ")
+            name, *rest = shlex.split(piped)
+            assert name == "regard"
+            result = CliRunner().invoke(app, rest, input=" ".join(shlex.split(echo)[1:]) + "\n")
+            assert result.exit_code == 0, result.output
+            assert result.stdout
+
+
+def test_the_page_in_a_real_browser(toured, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    out, _, _ = toured
+    page = out / "index.html"
+    with browser(tmp_path) as tab:
+        for width, dark in ((390, False), (1280, True)):
+            tab.open(page, width, dark=dark)
+            assert tab.complaints() == []
+            assert tab.asked_for() == [page.as_uri()]
+            assert min(tab.value("[...document.images].map(image => image.naturalWidth)")) > 0
+            assert tab.value("document.images.length") >= 11
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.value("[...document.images].every(image => image.alt)")
+            shown = tab.value("[...document.images].map(image => image.getBoundingClientRect().width)")
+            assert min(shown) > 300
+
+
+def test_the_browser_would_tell(tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    bad = tmp_path / "bad.html"
+    bad.write_text('<img src="gone.png"><div style="width: 500px">wide</div><script>nothing()</script>')
+    with browser(tmp_path / "profile") as tab:
+        tab.open(bad, 390)
+        assert len(tab.asked_for()) == 2
+        assert len(tab.complaints()) >= 2
+        assert tab.value("document.documentElement.scrollWidth") > 390
+        assert tab.value("document.images[0].naturalWidth") == 0
+
+
+def small(name, *, fails=False):
+    """A station that takes no time: a row, a picture, a passage, then perhaps an error."""
+
+    def visit(folder, seed, quick):
+        figure = Figure(figsize=(1, 1))
+        figure.add_subplot().plot([1, 2])
+        yield Row(f"data <{name}>", "model", "error", float(torch.rand(())) + seed, "other", 9.0, lower=True)
+        yield Picture("one", figure, "A line & more", "It goes up.", "a line")
+        if fails:
+            raise ArithmeticError(f"{name} <fell>\nover")
+        yield Passage("To read", "Short.", "a < b")
+
+    return Station(name, f"The {name}", "What it is.", visit, 3)
+
+
+def test_a_station_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
+    recorded(monkeypatch, (small("first"), small("second", fails=True), small("third")))
+    result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "The second failed: ArithmeticError: second <fell> over\n" in result.stdout
+    assert "Traceback" not in result.output
+    assert "data <third>" in result.stdout
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("data:image/png") == 3  # what was found before it failed is kept
+    assert page.count("failed: ArithmeticError: second &lt;fell&gt; over") == 2
+    assert "raise ArithmeticError" in page
+    assert page.count("a &lt; b") == 2
+    assert "A quick tour" not in page
+
+
+def test_the_page_is_written_after_each_station(tmp_path):
+    pages = []
+    for visit in tour([small("first"), small("second")], tmp_path):
+        pages.append((tmp_path / "index.html").read_text())
+        assert len(visit.findings) == 3
+    assert "The first" in pages[0]
+    assert "The second" not in pages[0]
+    assert "still under way: 1 more to come" in pages[0]
+    assert "The second" in pages[1]
+    assert "still under way" not in pages[1]
+
+
+def test_some_stations_alone_find_the_same(tmp_path, monkeypatch):
+    visits = recorded(monkeypatch, (small("first"), small("second"), small("third")))
+    state = torch.get_rng_state()
+    assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path)]).exit_code == 0
+    assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path), "--only", "third, second"]).exit_code == 0
+    assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path), "--only", "first", "--seed", "3"]).exit_code == 0
+    assert [visit.station.name for visit in visits] == ["first", "second", "third", "second", "third", "first"]
+    rows = [visit.rows[0][0] for visit in visits]
+    assert rows[1:3] == rows[3:5]
+    assert 3 <= rows[5].score != rows[0].score + 3
+    assert torch.equal(torch.get_rng_state(), state)  # and what comes after the tour is as it was
+
+
+def test_a_station_has_as_many_threads_as_it_says(tmp_path):
+    seen = []
+
+    def blas():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"}
+
+    def visit(folder, seed, quick):
+        seen.append((torch.get_num_threads(), blas()))
+        yield from ()
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        stations = [Station(f"{most}", "A few", "Small.", visit, 0, threads=most) for most in (1, None, 2, 8)]
+        with threadpool_limits(3, user_api="blas"):
+            kinds = len(blas())  # none, where NumPy has another
+            assert not [visit.error for visit in tour(stations, tmp_path) if visit.error]
+            assert seen == [(most, {most} if kinds else set()) for most in (1, 3, 2, 3)]
+            assert torch.get_num_threads() == 3  # and what comes after the tour is as it was
+            assert blas() == ({3} if kinds else set())
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_station_that_is_not_there(tmp_path):
+    result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour"), "--only", "bags,zoo"])
+    assert result.exit_code == 1
+    assert (
+        result.stderr
+        == "error: a station must be one of kernel, bags, seq2seq, captions, layer, transformer, got 'zoo'\n"
+    )
+    assert not (tmp_path / "tour").exists()
+    assert chosen(STATIONS, []) == list(STATIONS)
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "tour").write_text("mine")
+    result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour")])
+    assert result.exit_code == 1
+    assert result.stderr.endswith("tour is a file; the tour needs a folder\n")
+
+
+def test_a_page_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "index.html").write_text("<title>mine</title>")
+    with pytest.raises(FileExistsError, match=r"index\.html is not a page of the tour, and would be written over"):
+        next(tour([small("first")], tmp_path))
+    assert (tmp_path / "index.html").read_text() == "<title>mine</title>"
+
+
+def test_a_tour_that_is_stopped_says_so(tmp_path):
+    def stop(folder, seed, quick):
+        yield small("other").visit(folder, seed, quick).__next__()
+        raise KeyboardInterrupt
+
+    visits = tour([small("first"), Station("second", "The second", "…", stop, 1), small("third")], tmp_path)
+    assert next(visits).station.name == "first"
+    with pytest.raises(KeyboardInterrupt, match=r"what was seen so far is in .*index.html"):
+        next(visits)
+    page = (tmp_path / "index.html").read_text()
+    assert "The tour was stopped: 2 of its stations are not here." in page
+    assert "still under way" not in page
+    assert "The first" in page
+
+
+def test_a_model_that_is_not_better_is_said_to_be_not(tmp_path):
+    def visit(folder, seed, quick):
+        yield Row("data", "good <one>", "error", 1.0, "other", 2.0, lower=True)
+        yield Row("data", "bad <one>", "error", 3.0, "other", 2.0, lower=True)
+
+    list(tour([Station("mixed", "Mixed", "…", visit, 2), small("good")], tmp_path))
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("No better here than what came before: ") == 1
+    assert "before: bad &lt;one&gt;. What is said" in page
+
+
+def test_a_file_in_the_place_of_a_stations_folder_stops_only_that_station(tmp_path):
+    (tmp_path / "first").write_text("mine")
+    first, second = tour([small("first"), small("second")], tmp_path)
+    assert first.error.startswith("FileExistsError")
+    assert not second.error
+
+
+def test_a_console_without_greek_sees_the_tour(tmp_path):
+    code = f"""if True:
+        import sys
+        from pathlib import Path
+        import regard.cli.tour as cli
+        from regard.tour.findings import Row, Station
+        def visit(folder, seed, quick):
+            yield Row("x + ε", "λ = 0", "error", 1.0, "other", 2.0, lower=True)
+        cli.STATIONS = [Station("one", "The one", "…", visit, 1), Station("two", "The two", "…", visit, 1)]
+        sys.exit(not cli.run(Path({str(tmp_path)!r}), "", 0, True))
+    """
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert b"x + ?" in done.stdout
+    assert b"The two" in done.stdout
+
+
+@pytest.mark.parametrize(("seed", "bound"), [(-1, "greater than or equal to 0"), (2**40, "or equal to 2147483647")])
+def test_a_seed_that_is_none_is_refused_at_once(tmp_path, seed, bound):
+    result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour"), "--seed", str(seed)])
+    assert result.exit_code == 2
+    assert bound in result.stderr
+    assert not (tmp_path / "tour").exists()
+
+
+def test_numbers_in_the_table():
+    assert [number(x) for x in (0.0, 2.384e-7, -0.4326, 0.05, 1.0, 12.345, 166.4)] == [
+        *("0", "2.4e-07", "-0.433", "0.05", "1", "12.3", "166"),
+    ]
+
+
+def test_trigrams_are_counted_as_defined():
+    learned, held = "abcabdabc", "abcab"
+    letters, loss = "abcd", []
+    for place in range(2, len(held)):
+        before = held[place - 2 : place]
+        follow = [learned[i + 2 : i + 3] for i in range(len(learned)) if learned[i : i + 2] == before]
+        chance = (follow.count(held[place]) + 0.5) / (len(follow) + 0.5 * len(letters))
+        loss.append(-math.log(chance))
+    assert trigrams(learned, held, smooth=0.5) == pytest.approx(math.exp(sum(loss) / len(loss)))
+
+
+def test_who_sees_one_vector_sees_the_mean_of_the_grid():
+    encoder, image = SmallResNet(5, image_size=24).double().eval(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
+    grid, one = encoder(image), OneVector(encoder)
+    assert grid.shape == (2, 5, 3, 3)
+    cells = [grid[:, :, row, column] for row in range(3) for column in range(3)]
+    torch.testing.assert_close(one(image)[:, :, 0, 0], sum(cells) / 9)
+    assert (one.image_size, one.channels) == (24, 5)
+
+
+def test_unevenness_is_how_far_cells_are_from_their_mean():
+    assert unevenness(np.full((3, 5), 0.7)) == pytest.approx(0)
+    alone = np.zeros((3, 5))
+    alone[1, 2] = 9.0
+    assert unevenness(alone) == pytest.approx(math.sqrt(15 - 1))

@@ -1,0 +1,343 @@
+"""A run goes on as if it had never stopped."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from helpers.small_runs import StoppedError, batches, run, same, script
+from torch import nn
+from torch.testing import assert_close
+
+from regard import saving
+from regard.training import Checkpoint, train, warm_cosine
+from regard.training.checkpoint import Progressed, found, keep
+
+
+def stopped_after(steps, checkpoint, **settings):
+    """A run that breaks off, with the state of its last checkpoint."""
+    calls = 0
+
+    def count_down(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls > steps:
+            raise StoppedError
+        return original(*arguments)
+
+    original = nn.Sequential.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Sequential, "forward", count_down)
+        with pytest.raises(StoppedError):
+            run(checkpoint, **settings)
+
+
+@pytest.mark.parametrize("steps", [4, 7, 9, 14, 20])
+def test_a_run_that_goes_on_is_the_unbroken_one_to_the_bit(tmp_path, steps):
+    whole, history = run()
+    stopped_after(steps, Checkpoint(tmp_path / "run", every=2))
+    torch.manual_seed(99)
+    again, resumed = run(Checkpoint(tmp_path / "run", every=2, resume=True))
+    same(whole, again)
+    assert resumed == history
+    finished, found = run(Checkpoint(tmp_path / "run", resume=True))
+    same(whole, finished)
+    assert found == history
+
+
+def test_a_killed_run_leaves_the_last_whole_checkpoint(tmp_path):
+    whole, _ = run()
+    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.05)\n")
+    process = subprocess.Popen([sys.executable, path])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / saving.CONFIG).exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    steps = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]["steps"]
+    assert 0 < steps < 24
+    again, _ = run(Checkpoint(tmp_path / "run", every=1, resume=True))
+    same(whole, again)
+
+
+def plain_run(folder, epochs, patience=None, validate=None, resume=True):
+    """A run without a schedule, which would know how long it is to be."""
+    torch.manual_seed(3)
+    model = nn.Linear(5, 5)
+    history = train(
+        model, batches, lambda batch: (model(batch) - batch.flip(-1)).square().mean(), epochs=epochs,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01), patience=patience, validate=validate,
+        checkpoint=folder and Checkpoint(folder, resume=resume),
+    )  # fmt: skip
+    return model, history
+
+
+def test_a_finished_run_goes_on_if_it_is_asked_for_more(tmp_path):
+    whole, history = plain_run(None, 5)
+    plain_run(tmp_path / "run", 2)
+    again, resumed = plain_run(tmp_path / "run", 5)
+    same(whole, again)
+    assert resumed == history
+    assert plain_run(tmp_path / "run", 3)[1] == history  # it has those already
+
+
+def test_a_run_that_lost_its_patience_has_still_lost_it(tmp_path):
+    numbers = iter([3.0, 1.0, 2.0, 2.5, 0.5, 0.1])
+    plain_run(tmp_path / "run", 9, patience=2, validate=lambda: next(numbers))
+    _, told = plain_run(tmp_path / "run", 20, patience=2, validate=lambda: next(numbers))
+    assert told.validation == (3.0, 1.0, 2.0, 2.5)
+    _, told = plain_run(tmp_path / "run", 6, patience=4, validate=lambda: next(numbers))  # with more of it, it goes on
+    assert told.validation == (3.0, 1.0, 2.0, 2.5, 0.5, 0.1)
+
+
+def test_weights_that_numpy_does_not_know_keep_their_type(tmp_path):
+    def made(value):
+        model = nn.ParameterDict({"small": torch.full((3,), value).bfloat16(), "large": torch.full((2,), value)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        return model, optimizer
+
+    model, optimizer = made(1.25)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.375)
+    optimizer.step()
+    keep(Checkpoint(tmp_path / "run"), Progressed(best=dict(model.state_dict())), model, optimizer, None)
+    other, again = made(0.0)
+    at = found(Checkpoint(tmp_path / "run", resume=True), other, again, None)
+    assert other["small"].dtype == at.best["small"].dtype == torch.bfloat16
+    assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    assert_close(at.best, dict(model.state_dict()), rtol=0, atol=0)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        momentum = again.state[two]["momentum_buffer"]
+        assert momentum.dtype == two.dtype
+        assert_close(momentum, optimizer.state[one]["momentum_buffer"], rtol=0, atol=0)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    def second():
+        with pytest.raises(BlockingIOError, match=rf"run is the folder of a run .* process {os.getpid()}: wait for it"):
+            plain_run(tmp_path / "run", 2)
+        return 1.0
+
+    plain_run(tmp_path / "run", 1, validate=second)
+    assert os.listdir(tmp_path) == ["run"]
+    plain_run(tmp_path / "run", 2)  # the folder is free again
+    (tmp_path / ".run.lock").write_text("123")  # what a run leaves that was killed
+    plain_run(tmp_path / "run", 3)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.05)\n")
+    process = subprocess.Popen([sys.executable, path])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / saving.CONFIG).exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    with pytest.raises(BlockingIOError, match=f"process {process.pid}: wait for it"):
+        run(Checkpoint(tmp_path / "run", every=1, resume=True))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (tmp_path / ".run.lock").exists()
+    run(Checkpoint(tmp_path / "run", every=1, resume=True))
+
+
+def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2))
+    with pytest.raises(FileExistsError, match="stopped after 4 steps: go on with it by resume=True"):
+        run(Checkpoint(tmp_path / "run"))
+    run(Checkpoint(tmp_path / "run", resume=True))
+    run(Checkpoint(tmp_path / "run"))
+
+
+def test_what_cannot_go_on_says_why(tmp_path):
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2, about={"size": 11}))
+    with pytest.raises(ValueError, match=r"a run with size=11, now it is 12"):
+        run(Checkpoint(tmp_path / "run", resume=True, about={"size": 12}))
+    other = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="a run of another model"):
+        train(
+            other,
+            lambda epoch: [torch.ones(2, 2)],
+            lambda batch: other(batch).sum(),
+            optimizer=torch.optim.SGD(other.parameters(), lr=0.1),
+            epochs=1,
+            checkpoint=Checkpoint(tmp_path / "run", resume=True, about={"size": 11}),
+        )
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"torn")
+    (tmp_path / "run" / "model-2.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="cannot be read"):
+        run(Checkpoint(tmp_path / "run", resume=True, about={"size": 11}))
+    saving.write(tmp_path / "model", {"estimator": "Other"}, {})
+    with pytest.raises(ValueError, match="holds a model, not a run"):
+        run(Checkpoint(tmp_path / "model", resume=True))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="not empty and holds no model"):
+        run(Checkpoint(tmp_path / "mine"))
+    with pytest.raises(ValueError, match="every=0"):
+        Checkpoint(tmp_path, every=0)
+
+
+def test_the_best_state_before_the_stop_is_the_best_after_it(tmp_path):
+    """The first epoch is the best, and the run is stopped in the third."""
+
+    def trained(checkpoint=None, stop=None):
+        model = nn.Linear(1, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        calls = []
+
+        def loss(batch):
+            calls.append(1)
+            if len(calls) == stop:
+                raise StoppedError
+            return (model(batch) - 1).square().mean()
+
+        def validate():
+            return 1.0 + model.bias.item() if model.bias.item() < 0.45 else math.inf
+
+        return model, train(
+            model,
+            lambda epoch: [torch.ones(2, 1)] * 2,
+            loss,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            epochs=4,
+            validate=validate,
+            checkpoint=checkpoint,
+        )
+
+    whole, history = trained()
+    assert history.best_epoch == 0
+    assert math.inf in history.validation
+    with pytest.raises(StoppedError):
+        trained(Checkpoint(tmp_path / "run", every=1), stop=6)
+    again, resumed = trained(Checkpoint(tmp_path / "run", every=1, resume=True))
+    same(whole, again)
+    assert resumed == history
+
+
+def test_a_gradient_that_is_no_number_is_not_written_down(tmp_path):
+    model = nn.Linear(1, 1)
+    root = nn.Parameter(torch.zeros(1))
+
+    def loss(batch):
+        return model(batch).mean() + root.sqrt().sum() * 0  # 0, with a slope of NaN
+
+    with pytest.raises(FloatingPointError, match="the gradient became nan in epoch 0, batch 0"):
+        train(
+            model,
+            lambda epoch: [torch.ones(1, 1)],
+            loss,
+            optimizer=torch.optim.SGD([*model.parameters(), root], lr=0.1),
+            epochs=1,
+            checkpoint=Checkpoint(tmp_path / "run", every=1),
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint": None},
+        {"checkpoint": {"steps": 1}},
+        {"about": [1]},
+        {"about": None},
+    ],
+)
+def test_a_broken_or_foreign_run_is_a_clear_error(tmp_path, change):
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2))
+    path = tmp_path / "run" / saving.CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=r"broken, or of another version|holds a model, not a run|a run with"):
+        run(Checkpoint(tmp_path / "run", resume=True))
+
+
+def test_tensorboard_gets_the_numbers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(
+        model,
+        lambda epoch: [torch.ones(3, 1)] * 2,
+        lambda batch: model(batch).square().mean(),
+        optimizer=optimizer,
+        schedule=warm_cosine(optimizer, 4),
+        epochs=2,
+        validate=lambda: 0.5,
+        unit="rows",
+        board=tmp_path / "board",
+    )
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
+    assert [event.value for event in events.Scalars("validation")] == [0.5, 0.5]
+    assert {"loss", "rate", "rows/s", "validation"} == set(events.Tags()["scalars"])
+
+
+def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
+    """A weight without dimensions, whose last states are some from the file and some from after it."""
+
+    def trained(epochs, checkpoint=None):
+        model = nn.Module()
+        model.gain = nn.Parameter(torch.tensor(0.0))
+        history = train(
+            model,
+            lambda epoch: [torch.ones(1)],
+            lambda batch: -model.gain,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            epochs=epochs,
+            validate=lambda: abs(model.gain.item() - 3),
+            average=3,
+            checkpoint=checkpoint,
+        )
+        return model.gain.item(), history
+
+    trained(2, Checkpoint(tmp_path / "run"))
+    assert trained(4, Checkpoint(tmp_path / "run", resume=True)) == trained(4)
+
+
+def test_settings_are_the_same_once_json_has_had_them(tmp_path):
+    about = {"sizes": [(1, 2), (3,)], "by name": ("a", None)}
+    run(Checkpoint(tmp_path / "run", about=about))
+    run(Checkpoint(tmp_path / "run", resume=True, about=about))
+    with pytest.raises(ValueError, match="sizes"):
+        run(Checkpoint(tmp_path / "run", resume=True, about=about | {"sizes": [(1, 2)]}))
+
+
+def test_a_finished_run_may_be_asked_for_more_epochs_and_an_unfinished_one_not(tmp_path):
+    def of(epochs, **more):
+        return Checkpoint(tmp_path / "run", every=2, about={"epochs": epochs, "size": 5}, **more)
+
+    stopped_after(3, of(4))
+    with pytest.raises(ValueError, match="holds a run with epochs=4, now it is 6: go on with the same settings"):
+        run(of(6, resume=True), epochs=6)
+    _, short = run(of(4, resume=True), epochs=4)
+    _, longer = run(of(6, resume=True), epochs=6)
+    assert longer.loss[:4] == short.loss
+    assert len(longer.loss) == 6
+    with pytest.raises(ValueError, match="holds a run with epochs=6, now it is 5"):
+        run(of(5, resume=True), epochs=5)
+    with pytest.raises(ValueError, match="holds a run with size=5, now it is 7"):
+        run(Checkpoint(tmp_path / "run", resume=True, about={"epochs": 8, "size": 7}), epochs=8)
+
+
+def test_a_run_that_goes_on_is_no_longer_finished(tmp_path):
+    def of(epochs, **more):
+        return Checkpoint(tmp_path / "run", every=1, about={"epochs": epochs, "steps": None}, **more)
+
+    run(of(4), epochs=4)
+    stopped_after(3, of(5, resume=True), epochs=5)
+    with pytest.raises(FileExistsError, match=r"holds a run that stopped after 2\d steps"):
+        run(of(5), epochs=5)
+    with pytest.raises(ValueError, match="holds a run with epochs=5, now it is 6"):
+        run(of(6, resume=True), epochs=6)
+    assert len(run(of(5, resume=True), epochs=5)[1].loss) == 5

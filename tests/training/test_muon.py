@@ -1,0 +1,162 @@
+"""Muon against a slow definition of its step by singular values, and AdamW's part against torch's."""
+
+import pytest
+import torch
+from helpers.small_runs import StoppedError, batches, same
+from torch import nn
+from torch.testing import assert_close
+
+from regard.models.recurrent import bahdanau
+from regard.models.transformer import transformer
+from regard.training import Checkpoint, Muon, train, warm_cosine
+from regard.training.muon import LENGTH, QUINTIC, matrices_of, orthogonal
+
+
+def by_singular_values(matrix):
+    """What five iterations make of a matrix: its singular vectors stay, its values go through the polynomial."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.square().sum().sqrt()
+    a, b, c = QUINTIC
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    return left @ values.diag() @ right
+
+
+def slow_step(matrix, slopes, *, rate, decay, momentum):
+    """Where some steps lead, one matrix that is no row of squares."""
+    mean = torch.zeros_like(matrix)
+    for slope in slopes:
+        mean = momentum * mean + (1 - momentum) * slope
+        ahead = momentum * mean + (1 - momentum) * slope
+        step = by_singular_values(ahead) * max(matrix.shape) ** 0.5
+        matrix = matrix - rate * decay * matrix - rate * LENGTH * step
+    return matrix
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def stepped(parameter, slopes, **settings):
+    optimizer = Muon([parameter], [], **settings)
+    for slope in slopes:
+        parameter.grad = slope.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (11, 7), (7, 11), (1, 1)])
+def test_steps_are_those_of_the_slow_definition(shape):
+    start, slopes = drawn(*shape), [drawn(*shape, seed=seed) for seed in (1, 2, 3)]
+    found = stepped(nn.Parameter(start.clone()), slopes, lr=0.03, weight_decay=0.1, momentum=0.9)
+    assert_close(found, slow_step(start, slopes, rate=0.03, decay=0.1, momentum=0.9))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_squares_beside_each_other_step_each_alone(side):
+    """As queries, keys and values do, which share one matrix."""
+    start, slopes = [drawn(5, 5, seed=seed) for seed in (1, 2, 3)], [drawn(5, 5, seed=seed) for seed in (4, 5, 6)]
+    found = stepped(nn.Parameter(torch.cat(start, dim=side)), [torch.cat(slopes, dim=side)], lr=0.03)
+    alone = [stepped(nn.Parameter(one), [slope], lr=0.03) for one, slope in zip(start, slopes, strict=True)]
+    assert_close(found, torch.cat(alone, dim=side))
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 7), (3, 13, 5), (3, 5, 13)])
+def test_all_directions_get_about_one_length(shape):
+    matrices = drawn(*shape)
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    values = left.mT @ orthogonal(matrices) @ right.mT
+    lengths = values.diagonal(dim1=-2, dim2=-1)
+    assert_close(values, torch.diag_embed(lengths), rtol=0, atol=1e-9)
+    assert lengths.min() > 0.6
+    assert lengths.max() < 1.25
+
+
+def test_nothing_to_go_down_is_no_step():
+    assert orthogonal(torch.zeros(2, 3, 5)).eq(0).all()
+    parameter = nn.Parameter(torch.ones(3, 5))
+    assert stepped(parameter, [torch.zeros(3, 5)], lr=1.0).eq(1).all()
+
+
+def test_a_step_has_the_length_of_the_rate_whatever_the_shape():
+    for shape in ((64, 64), (192, 64), (64, 256), (60, 90)):
+        step = stepped(nn.Parameter(torch.zeros(shape)), [torch.randn(shape)], lr=0.5)
+        assert 0.7 < step.square().mean().sqrt() / (0.5 * LENGTH) < 1.2, shape
+
+
+def test_all_others_step_by_adamw():
+    ours, theirs = ([nn.Parameter(drawn(7, 3)), nn.Parameter(drawn(11))] for _ in range(2))
+    muon = Muon([], ours, lr=0.02, weight_decay=0.3, betas=(0.8, 0.9))
+    groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:], "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.8, 0.9), fused=True)
+    for seed in range(3):
+        for some in (ours, theirs):
+            some[0].grad, some[1].grad = drawn(7, 3, seed=seed), drawn(11, seed=seed)
+        muon.step()
+        adamw.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one, other, rtol=0, atol=0)
+
+
+def test_what_has_no_gradient_stays_and_a_closure_is_called():
+    still, moved = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3, 3))
+    optimizer = Muon([still, moved], [nn.Parameter(torch.ones(2))], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = moved.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 9.0
+    assert still.eq(1).all()
+    assert moved.ne(1).all()
+
+
+def run(checkpoint=None, stop=None):
+    """A small training with Muon, which breaks off at a step."""
+    torch.manual_seed(3)
+    model, losses = nn.Sequential(nn.Linear(5, 11), nn.Dropout(0.3), nn.Linear(11, 5)), []
+    optimizer = Muon.of(model, lr=0.02)
+
+    def loss(batch):
+        if len(losses) == stop:
+            raise StoppedError
+        losses.append((model(batch) - batch.flip(-1)).square().mean())
+        return losses[-1]
+
+    schedule = warm_cosine(optimizer, 24, warm=3)
+    train(model, batches, loss, optimizer=optimizer, schedule=schedule, epochs=4, checkpoint=checkpoint)
+    return model
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path):
+    with pytest.raises(StoppedError):
+        run(Checkpoint(tmp_path / "run", every=5), stop=13)
+    same(run(), run(Checkpoint(tmp_path / "run", resume=True)))
+
+
+def test_matrices_of_a_model_are_those_that_rows_are_multiplied_with():
+    model = transformer(50, 50, blocks=1, heads=2, size=8, hidden=12, shared=True)
+    every = {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
+    found = matrices_of(model)
+    names = {name for name, parameter in model.named_parameters() if any(parameter is one for one in found)}
+    assert every - names == {"source.token.weight"}
+    model = bahdanau(50, 60, size=8, hidden=12, tied=True)
+    shapes = {tuple(matrix.shape) for matrix in matrices_of(model)}
+    assert (36, 12) in shapes
+    assert not shapes & {(50, 8), (60, 8)}
+
+
+def test_what_does_not_learn_is_left_alone():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).requires_grad_(False)
+    model[1].requires_grad_()
+    matrices, gains = Muon.of(model, lr=0.1, weight_decay=0.2, momentum=0.8).param_groups
+    assert matrices["params"] == [model[1].weight]
+    assert gains["params"] == [model[1].bias]
+    assert (matrices["turned"], gains["turned"], matrices["momentum"]) == (True, False, 0.8)
+
+
+def test_what_is_no_matrix_is_refused():
+    with pytest.raises(ValueError, match=r"matrices must have two dimensions, got shape \[3\]"):
+        Muon([nn.Parameter(torch.ones(3))], [], lr=0.1)

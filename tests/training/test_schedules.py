@@ -1,0 +1,84 @@
+"""Torch's own schedules, and states that are no tensors, in runs that are kept."""
+
+import pytest
+import torch
+from helpers.small_runs import StoppedError, batches, same
+from torch import nn
+
+from regard.training import Checkpoint, train
+
+
+def scheduled(schedule, checkpoint=None, stop=None):
+    """A run with a schedule of torch's own, and the rates it had; it breaks off at a step."""
+    torch.manual_seed(3)
+    model, rates = nn.Linear(5, 5), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(batch):
+        rates.append(optimizer.param_groups[0]["lr"])
+        if len(rates) == stop:
+            raise StoppedError
+        return model(batch).square().mean()
+
+    train(model, batches, loss, optimizer=optimizer, schedule=schedule(optimizer), epochs=4, checkpoint=checkpoint)
+    return model, rates
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_milestones_are_kept(tmp_path, within):
+    """Their numbers are keys, which JSON would make texts."""
+
+    def schedule(optimizer):
+        steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 15])
+        constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [constant, steps], [2]) if within else steps
+
+    whole, rates = scheduled(schedule)
+    with pytest.raises(StoppedError):
+        scheduled(schedule, Checkpoint(tmp_path / "run", every=5), stop=9)
+    again, later = scheduled(schedule, Checkpoint(tmp_path / "run", resume=True))
+    same(whole, again)
+    assert later == rates[-len(later) :]
+    assert len({round(rate, 9) for rate in rates}) == 3
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"of": "mine"}
+
+    def set_extra_state(self, state):
+        self.mine = state
+
+
+def test_what_is_no_tensor_is_copied_and_not_kept(tmp_path):
+    model = Extra(5, 1)
+    settings = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "epochs": 3,
+        "validate": lambda: 1.0,
+        "average": 2,
+    }
+    loss = lambda batch: model(batch).square().mean()  # noqa: E731
+    train(model, batches, loss, **settings)
+    assert model.mine == {"of": "mine"}
+    with pytest.raises(TypeError, match=r"a checkpoint holds tensors, .* the model also has .'_extra_state'"):
+        train(model, batches, loss, checkpoint=Checkpoint(tmp_path / "run"), **settings)
+
+
+def test_a_schedule_that_must_be_told_something_is_refused():
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(TypeError, match="call the step of ReduceLROnPlateau at the end of validate"):
+        train(model, batches, lambda batch: model(batch).mean(), optimizer=optimizer, schedule=plateau, epochs=1)
+
+
+def test_milestones_are_those_of_the_run_that_goes_on(tmp_path):
+    def schedule(milestones):
+        return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones)
+
+    _, rates = scheduled(schedule([3, 15]))
+    with pytest.raises(StoppedError):
+        scheduled(schedule([3, 15]), Checkpoint(tmp_path / "run", every=5), stop=9)
+    _, later = scheduled(schedule([3, 18]), Checkpoint(tmp_path / "run", resume=True))
+    assert later == rates[-len(later) :]
