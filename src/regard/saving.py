@@ -8,10 +8,7 @@ replaced: a run that is killed leaves the old model or the new one, never a part
 """
 
 import json
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors_torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
+
+from regard.files import atomic_write, write_text
 
 FORMAT = 1
 CONFIG, ARRAYS, OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
@@ -63,15 +62,11 @@ def write(
         renew(folder, config, arrays, texts)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
-    made.mkdir()
-    try:
-        write_files(made, config, arrays, texts, "")
+    with atomic_write(folder) as temporary:
+        temporary.mkdir()
+        write_files(temporary, config, arrays, texts, "")
         if folder.exists():
             make_way(folder)
-        os.replace(made, folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return folder
 
 
@@ -114,58 +109,12 @@ def write_files(
 
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Arrays to a file that is complete as soon as it has its name; tensors among them keep their type."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        allowed = mode_of_new(made)
+    with atomic_write(path) as temporary:
         if any(isinstance(array, Tensor) for array in arrays.values()):
             copied = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
-            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copied.items()}, made)
+            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copied.items()}, temporary)
         else:
-            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, made)
-        made.chmod(allowed)
-        os.replace(made, path)
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def mode_of_new(path: Path) -> int:
-    """The mode that a file of that name gets: safetensors makes its own for their owner alone."""
-    path.unlink(missing_ok=True)  # what a killed process of the same number has left
-    path.touch()
-    mode = path.stat().st_mode
-    path.unlink()
-    return mode
-
-
-def write_text(path: Path, text: str) -> None:
-    """The same for text. Of a link, what it names is written; a pipe or a device is written to as it is."""
-    if is_stream(path):
-        path.write_text(text, encoding="utf-8")
-        return
-    path = path.resolve() if path.is_symlink() else path
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        made.write_text(text, encoding="utf-8")
-        os.replace(made, path)
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def is_stream(path: Path) -> bool:
-    """Whether it is there and no file: a pipe or a device, which nothing can take the place of."""
-    return path.exists() and not path.is_file()
-
-
-def check_writable(path: Path) -> None:
-    """Better known before the work than after it: whether a text can be written there."""
-    if is_stream(path):
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path.with_name(f".{path.name}.tried"), "")
-        path.with_name(f".{path.name}.tried").unlink()
-    except OSError as error:
-        raise type(error)(f"{path} cannot be written: {error.strerror}") from None
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary)
 
 
 def read_arrays(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from helpers.feature_cases import Counting, Loud, computed, counted, photos
 from torch import nn
 from torch.testing import assert_close
 
+from regard import files
 from regard.data import encoder_cache as module
 from regard.data.encoder_cache import features, fingerprint
 
@@ -97,20 +98,20 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, encoder, monkeypatch
     def broken(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", broken)
+    monkeypatch.setattr(files.os, "replace", broken)
     with pytest.raises(OSError, match="No space left"):
         features(images, encoder, tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-def test_old_unfinished_files_are_swept_and_young_ones_left(tmp_path, encoder):
+def test_old_temporary_files_are_removed_and_young_ones_left(tmp_path, encoder):
     images = photos(tmp_path, 1)
     features(images, encoder, tmp_path / "cache")
     (place,) = (tmp_path / "cache").iterdir()
-    old, young = place / "unfinished-1-a", place / "unfinished-2-b"
+    old, young = place / ".a.safetensors.0123abcd.tmp", place / ".b.safetensors.0123abcd.tmp"
     for path in (old, young):
         path.write_bytes(b"cut")
-    os.utime(old, (time.time() - 2 * module.ABANDONED,) * 2)
+    os.utime(old, (time.time() - 2 * files.LEFTOVER_AGE,) * 2)
     features(images, encoder, tmp_path / "cache")
     assert (old.exists(), young.exists()) == (False, True)
 

@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.data.images import read_image, read_images
+from regard.files import atomic_write, remove_leftovers
 from regard.models.image_encoders import check_grid, evaluating
 from regard.progress import ProgressBar
 
@@ -39,8 +40,6 @@ IN_FILE, AT_ONCE = 256, 16
 """Grids in a file, and images that go through the encoder together."""
 NEAR = 0.01
 """How much grids of one image may differ by rounding, as a share of the largest number in them."""
-ABANDONED = 3600.0
-"""Seconds after which a file that was not finished is taken to be nobody's."""
 
 
 class Features:
@@ -89,7 +88,7 @@ def features(
     made_by = fingerprint(encoder, half)
     place = Path(folder) / f"{type(encoder).__name__}-{made_by[:16]}"
     place.mkdir(parents=True, exist_ok=True)
-    sweep(place)
+    remove_leftovers(place)
     keys = [key_of(image, encoder.image_size) for image in images]  # type: ignore[arg-type]
     known = {key for _, found in stored(place, made_by) for key in found}
     missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
@@ -180,15 +179,9 @@ def encoded(images: dict[str, Any], encoder: nn.Module, half: bool) -> Iterator[
 def write(place: Path, made_by: str, keys: list[str], grids: Tensor) -> None:
     """A file of grids and their images' hashes: whole, or not there."""
     name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
-    unfinished, path = place / f"unfinished-{os.getpid()}-{name}", place / f"{name}.safetensors"
     numbers = torch.tensor([list(bytes.fromhex(key)) for key in keys], dtype=torch.uint8)
-    try:
-        save_file({"grids": grids, "keys": numbers}, unfinished, {"format": FORMAT, "encoder": made_by})
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with atomic_write(place / f"{name}.safetensors", sync=True) as temporary:
+        save_file({"grids": grids, "keys": numbers}, temporary, {"format": FORMAT, "encoder": made_by})
 
 
 def stored(place: Path, made_by: str) -> Iterator[tuple[Tensor, list[str]]]:
@@ -205,13 +198,3 @@ def stored(place: Path, made_by: str) -> Iterator[tuple[Tensor, list[str]]]:
                 " belong: delete it, or give another folder"
             )
         yield grids, [bytes(key).hex() for key in keys.numpy()]
-
-
-def sweep(place: Path) -> None:
-    """What a run that was killed was writing; that of another that still runs is younger."""
-    for path in place.glob("unfinished-*"):
-        try:
-            if time.time() - path.stat().st_mtime > ABANDONED:
-                path.unlink()
-        except FileNotFoundError:
-            continue  # it was finished in between

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import gzip
 import itertools
-import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Mapping
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+
+from regard.files import atomic_write
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -131,18 +132,16 @@ def write_table(frame: "DataFrame", path: str | Path | None) -> None:
     path = Path(path)
     suffix = check_destination(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if suffix in PARQUET:
-            frame.to_parquet(made, index=False)
-        else:
-            pressed = "gzip" if suffix.endswith(".gz") else None
-            frame.to_csv(made, index=False, sep=SEPARATORS[suffix], compression=pressed, lineterminator="\n")
-        os.replace(made, path)
+        with atomic_write(path) as temporary:
+            if suffix in PARQUET:
+                frame.to_parquet(temporary, index=False)
+            else:
+                compression = "gzip" if suffix.endswith(".gz") else None
+                separator = SEPARATORS[suffix]
+                frame.to_csv(temporary, index=False, sep=separator, compression=compression, lineterminator="\n")
     except ImportError:
         raise ImportError(f"writing Parquet needs pyarrow: {INSTALL}") from None
-    finally:
-        made.unlink(missing_ok=True)
 
 
 def check_destination(path: str | Path) -> str:

@@ -5,11 +5,11 @@ The page is written under a temporary name and renamed: whoever opens it while t
 
 import base64
 import html
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.files import write_text
 from regard.tour.findings import Finding, Passage, Picture, Row, Saved
 
 if TYPE_CHECKING:
@@ -74,12 +74,7 @@ def check_ours(out: Path) -> None:
 def write_page(out: Path, done: "Sequence[Visited]", left: int = 0, quick: bool = False, stopped: bool = False) -> Path:
     """Write the page of what was visited so far; `left` says how many stations are still to come, or never will."""
     path = out / PAGE
-    made = path.with_name(f".{PAGE}.{os.getpid()}")
-    try:
-        made.write_text(page(out, done, left, quick, stopped), encoding="utf-8")
-        os.replace(made, path)
-    finally:
-        made.unlink(missing_ok=True)
+    write_text(path, page(out, done, left, quick, stopped))
     return path
 
 

@@ -11,8 +11,8 @@ from regard.data.sentence_pairs import read_lines, read_pairs
 from regard.estimators.pictures import drawn
 from regard.estimators.runs import bleu_of, epoch_of, kept_run, written
 from regard.estimators.typed_settings import settings_in
+from regard.files import check_writable, write_text
 from regard.progress import ProgressBar
-from regard.saving import check_writable, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
