@@ -188,9 +188,9 @@ def compiled(kind: int, features: int, coded: bool, moments: bool) -> Callable[.
 @functools.cache
 def source_version() -> int:
     """A number that changes with the loops' sources: Numba looks at the one file only that a function stands in."""
-    here = Path(__file__).parent
-    sources = ("lanes", "loops", "pair_bounds", "pair_exact", "pair_parts", "pair_quick", "points")
-    return zlib.crc32(b"".join((here / f"{name}.py").read_bytes() for name in sources))
+    package = Path(__file__).parents[2]
+    sources = [package / "compiled/simd.py", package / "engines/fused_loops.py", *Path(__file__).parent.glob("*.py")]
+    return zlib.crc32(b"".join(source.read_bytes() for source in sorted(sources)))
 
 
 def neighbours(points: Array, size: int) -> tuple[Array, Array]:
