@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from regard import NadarayaWatson, files, load, saving
-from regard.data.samples.curves import wave
+from regard.data.samples import noisy_curve
 
 
 def model(shift=0.0):
-    x, y, _ = wave(7)
+    x, y, _ = noisy_curve(7)
     return NadarayaWatson(bandwidth=1.0).fit(x[:, None], y + shift)
 
 

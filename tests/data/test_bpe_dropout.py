@@ -3,7 +3,7 @@
 import pytest
 
 from regard.data.bpe_dropout import WAYS, Splits
-from regard.data.samples.dates import dates
+from regard.data.samples import dates
 from regard.data.text import pieces
 
 LINES = [*dates(90, seed=3)[0], "Größe ☃, naïve?", " two  blanks ", ""]

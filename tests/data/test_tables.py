@@ -14,7 +14,6 @@ from helpers.table_files import written
 from regard.data import table_checks as cells
 from regard.data import table_schema as schema
 from regard.data import tables
-from regard.data.samples.curves import wave
 
 
 @pytest.fixture
@@ -242,22 +241,3 @@ def test_a_schema_goes_through_json_and_says_when_it_is_broken():
     for told in ({"a": 1}, [], "text"):
         with pytest.raises(ValueError, match="the table that model tells of is broken"):
             schema.from_json(told, "model")
-
-
-def test_the_wave_is_that_of_the_sources():
-    x, y, truth = wave(n=20_000, noise=0.5, seed=3)
-    assert (np.diff(x) >= 0).all()
-    assert x[0] >= 0
-    assert x[-1] < 5
-    np.testing.assert_allclose(truth(x), 2 * np.sin(x) + x**0.8)
-    left = y - truth(x)
-    assert abs(left.mean()) < 0.02
-    assert abs(left.std() - 0.5) < 0.02
-    assert abs(np.corrcoef(left, x)[0, 1]) < 0.03
-    np.testing.assert_array_equal(wave(seed=3)[1], wave(seed=3)[1])
-    assert (wave(seed=3)[0] != wave(seed=4)[0]).all()
-    np.testing.assert_array_equal(wave(noise=0)[1], truth(wave(noise=0)[0]))
-    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
-        wave(n=0)
-    with pytest.raises(ValueError, match="noise must be a standard deviation, 0 or more, got -1"):
-        wave(noise=-1)

@@ -14,7 +14,7 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from regard import NadarayaWatson, plots
-from regard.data.samples.curves import wave
+from regard.data.samples import noisy_curve
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +87,7 @@ def test_bars_show_weights_rest_and_targets():
 
 
 def test_evidence_plots_itself():
-    x, y, _ = wave(20)
+    x, y, _ = noisy_curve(20)
     evidence = NadarayaWatson(bandwidth=0.5).fit(x[:, None], y).evidence([[1.0], [4.0]], top=3)
     axes = evidence.plot(query=1)
     np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [*evidence.weight[1], evidence.rest[1]])

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
-from regard.data.samples.scenes import scenes
+from regard.data.samples import scenes
 from regard.estimators.captioning import command as captioner
 
 SMALL = [

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import regard
 from regard import Captioner
-from regard.data.samples.scenes import scenes
+from regard.data.samples import scenes
 from regard.data.sentence_pairs import END
 from regard.data.text import UNKNOWN
 from regard.estimators.captioning.decoding import text_of, tokens_told

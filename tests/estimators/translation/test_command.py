@@ -10,7 +10,7 @@ from helpers.talking import refused, run
 
 import regard
 from regard import Translator
-from regard.data.samples.dates import dates
+from regard.data.samples import dates
 
 SMALL = [
     f"--set={setting}"

@@ -10,7 +10,7 @@ from sklearn.base import clone
 
 import regard
 from regard import Translator
-from regard.data.samples.dates import dates, held_out_dates
+from regard.data.samples import dates, held_out_dates
 from regard.data.tokenizers import vocabularies
 from regard.estimators.translation import training as translation_learning
 from regard.estimators.translation.scores import translation_score

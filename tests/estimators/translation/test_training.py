@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Translator
-from regard.data.samples.dates import dates
+from regard.data.samples import dates
 from regard.estimators.translation import training as translation_learning
 from regard.estimators.translation.training import material, tokens_by_epoch
 from regard.training import Muon

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from regard import plots
-from regard.data.samples.planted import planted
+from regard.data.samples import planted_bags
 from regard.estimators import BagRegressor, FlatRegressor, QuadraticRegressor
 
 Array = Any
@@ -50,7 +50,7 @@ def models() -> dict[str, Any]:
 
 def error_after(model: Any, attention: Case, count: int, seed: int) -> float:
     """Of a model that has seen so many bags, in standard deviations."""
-    bags, y, _, _ = planted(count + TEST, FEATURES, SIZE, attention, seed=seed)
+    bags, y, _, _ = planted_bags(count + TEST, FEATURES, SIZE, attention, seed=seed)
     predicted = model.fit(bags[:count], y[:count]).predict(bags[count:])
     return float(np.sqrt(np.mean(np.square(predicted - y[count:]))) / y[count:].std())
 

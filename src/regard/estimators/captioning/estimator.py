@@ -67,7 +67,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
 
     After `fit`: `sight_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
 
-    >>> from regard.data.samples.scenes import scenes
+    >>> from regard.data.samples import scenes
     >>> few = scenes(6, seed=0)
     >>> settings = {"least": 1, "size": 8, "hidden": 8, "score_size": 4, "epochs": 1, "verbose": False}
     >>> captioner = Captioner(**settings, random_state=0).fit(few.images, few.captions)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from regard.data.samples.scenes import Scenes, scenes
+from regard.data.samples import Scenes, scenes
 from regard.estimators import Captioner
 from regard.tour.figures import draw_coverage, draw_strips
 from regard.tour.findings import Finding, Picture, Row, Saved, Station, typed
@@ -55,24 +55,24 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Scenes of shapes, one encoder, and four ways to look at its grid."""
     learned, held = scenes(100 if quick else 2000, seed), scenes(LOOKED if quick else HELD_OUT, seed + 1)
     made = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
-    soft = Captioner("soft", **made).fit(learned.images, learned.captions)
+    soft = Captioner("soft", **made).fit(list(learned.images), learned.captions)
     encoder = soft.sight_.encoder  # trained, and frozen by now: from here on it sees each image once
     data = f"{len(held.captions)} new scenes"
-    blind = Captioner("soft", encoder=OneVector(encoder), **made).fit(learned.images, learned.captions)
+    blind = Captioner("soft", encoder=OneVector(encoder), **made).fit(list(learned.images), learned.captions)
     without = exact(blind, held)
     yield Row(data, "soft attention", "exact", exact(soft, held), "one vector, the mean", without)
-    hard = Captioner("hard", encoder=encoder, **made).fit(learned.images, learned.captions)
+    hard = Captioner("hard", encoder=encoder, **made).fit(list(learned.images), learned.captions)
     yield Row(data, "hard attention", "exact", exact(hard, held), "one vector, the mean", without)
     yield from nouns(soft, hard, held)
     few = made | {"spread": SPREAD, "epochs": 1 if quick else 3}
-    even = Captioner("soft", encoder=encoder, **few).fit(learned.images, learned.captions)
+    even = Captioner("soft", encoder=encoder, **few).fit(list(learned.images), learned.captions)
     yield from coverage(soft, even, held)
     yield from saved(folder, soft, hard, held)
 
 
 def exact(captioner: Captioner, held: Scenes) -> float:
     """The share of scenes that it has never seen that it tells letter for letter."""
-    told = captioner.caption(held.images, beam=1)
+    told = captioner.caption(list(held.images), beam=1)
     return float(np.mean([one == other for one, other in zip(told, held.captions, strict=True)]))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from regard import plots
 from regard.attend import look
-from regard.data.samples.curves import wave
+from regard.data.samples import noisy_curve
 from regard.estimators import NadarayaWatson
 from regard.scores import Gaussian
 from regard.tour.figures import tall
@@ -40,7 +40,7 @@ class Fits(NamedTuple):
 
 def three_fits(n: int = 50, noise: float = 0.5, seed: int = 0) -> Fits:
     """Average pooling, a kernel of bandwidth 1 and a learned one on the sources' curve."""
-    x, y, truth = wave(n, noise, seed)
+    x, y, truth = noisy_curve(n, noise, seed)
     grid = np.linspace(0, 5, 200)
     models = {
         AVERAGE: NadarayaWatson(kernel="constant"),

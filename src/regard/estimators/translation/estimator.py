@@ -70,7 +70,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `counted_` (what that BLEU is of: "13a",
     words, or "char" where targets have hardly four), `left_out_` (places of pairs, from 0).
 
-    >>> from regard.data.samples.dates import dates
+    >>> from regard.data.samples import dates
     >>> asked, right = dates(300, seed=0)
     >>> translator = Translator("bahdanau", tokens="characters", size=16, epochs=1, verbose=False)
     >>> len(translator.fit(asked, right).translate(["4 July 1976"]))

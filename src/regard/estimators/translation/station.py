@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.data.samples.dates import dates, held_out_dates
+from regard.data.samples import dates, held_out_dates
 from regard.estimators import Translator
 from regard.estimators.translation.evidence import Alignment
 from regard.tour.figures import draw_alignments

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.data.samples.dates import dates
+from regard.data.samples import dates
 from regard.estimators import Translator, Writer
 from regard.estimators.translation import station as seq2seq
 from regard.tour.figures import draw_alignments, draw_maps

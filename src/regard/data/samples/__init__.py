@@ -1,1 +1,0 @@
-"""Generated data for examples and tests."""
