@@ -1,22 +1,35 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# One process per core, one thread per process: more threads than cores would only wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-.PHONY: demo test check bench docs format clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check format bench docs clean
 
-demo: $(READY)  ## every system on a small case, a table, and a page to look at: tour/index.html
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(READY)  ## train every system on a small case; prints a table and writes tour/index.html
 	$(BIN)/regard tour
 
-test: $(READY)  ## the whole suite
-	$(BIN)/python -m pytest
+test: $(READY)  ## the whole test suite on all cores, with coverage
+	$(PYTEST) --cov=regard --cov-report=term:skip-covered
 
-check: $(READY)  ## format, lint, types, who may import whom
+test-fast: $(READY)  ## the tests that are not marked `slow`, without coverage
+	$(PYTEST) -m "not slow"
+
+check: $(READY)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on real tables
+format: $(READY)  ## format, and fix what the linter can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## compare with other libraries; DATA=folder adds the rows on real data
 	$(BIN)/python -m benchmarks.attend
 	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
@@ -24,20 +37,16 @@ bench: $(READY)  ## side by side with the peers; DATA=folder for the rows on rea
 	$(BIN)/python -m benchmarks.translation $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.captioning
 
-docs: $(READY)  ## the documentation as a site: site/index.html
+docs: $(READY)  ## build the documentation: site/index.html
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-format: $(READY)
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
-
-# Installed once; again only when what is to be installed has changed.
+# Installed once; again only when the dependencies change.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Regard needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[all,dev]"
 	touch $(READY)
 
-clean:
-	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+clean:  ## remove the environment, the built site and all caches
+	rm -rf .venv site .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
