@@ -286,9 +286,9 @@ def kept_runs() -> list[Finding]:
 
 def length_figure(path: Path) -> None:
     """BLEU by the length of the source, for the runs from English to German."""
-    from regard.plots import BLUE, CYCLE, MARKERS, bare, fresh
+    from regard.plots import BLUE, CYCLE, MARKERS, hide_frame, new_axes
 
-    axes = fresh(7, 4.2)
+    axes = new_axes(7, 4.2)
     names = {"rnn": "one context vector (rnn)", "bahdanau": "attention (bahdanau)", "transformer": "Transformer"}
     for colour, mark, (run, name) in zip((*CYCLE[:2], BLUE), MARKERS, names.items(), strict=False):
         file = RESULTS / "translation" / f"{run}-en-de.json"
@@ -301,7 +301,7 @@ def length_figure(path: Path) -> None:
     axes.set(xlabel="words of the source  (sentences)", ylabel="BLEU on test_2016", ylim=(0, None))
     axes.set_title("Without attention, more is lost the longer the sentence", loc="left")
     axes.legend(frameon=False)
-    bare(axes).figure.savefig(path)
+    hide_frame(axes).figure.savefig(path)
     note(f"figure → {path}")
 
 

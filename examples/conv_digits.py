@@ -18,7 +18,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from regard.layers import ConvSelfAttention
-from regard.plots.images import image_strip
+from regard.plots import image_strip
 from regard.training import train
 
 CELLS = ((2, 3), (3, 5), (5, 2), (6, 4))

@@ -17,7 +17,7 @@ from sklearn.datasets import load_diabetes
 import regard
 from regard.cli.app import draw
 from regard.estimators.captioning.command import Strip
-from regard.plots import fresh
+from regard.plots import new_axes
 
 
 @pytest.fixture(scope="module")
@@ -331,11 +331,11 @@ def test_the_module_is_the_command_and_knows_its_version():
 def test_a_picture_has_one_title(tmp_path):
     """Its own, if it has one; else what was asked."""
     for own, expected in (("bag m59", "bag m59"), ("", "what the prediction of row 1 looks at")):
-        axes = fresh(3, 2)
+        axes = new_axes(3, 2)
         axes.set_title(own, loc="left")
         draw(axes, tmp_path / "o.png", "row 1")
         assert (axes.get_title(loc="left"), axes.get_title()) == (expected, "")
-    axes = fresh(1.5, 2)
+    axes = new_axes(1.5, 2)
     strip = Strip([axes])
     draw(strip, tmp_path / "o.png", "a photo of some length.png")
     assert max(map(len, strip.figure.get_suptitle().split("\n"))) <= 18

@@ -1,4 +1,4 @@
-"""Pictures show the numbers they were given, and leave nothing behind."""
+"""Charts show the numbers they were given, and need no display."""
 
 import io
 import runpy
@@ -19,7 +19,7 @@ from regard.data.samples import noisy_curve
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_fit_is_drawn_over_its_data():
+def test_fit_curve_draws_fits_over_their_data():
     grid = np.array([3.0, 1.0, 2.0])
     axes = plots.fit_curve(
         [[0.0], [5.0]],
@@ -41,7 +41,7 @@ def test_a_fit_is_drawn_over_its_data():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["data", "truth", "low", "high"]
 
 
-def test_a_map_is_sorted_by_queries_and_keys():
+def test_weight_map_is_sorted_by_queries_and_keys():
     weights = np.arange(6.0).reshape(2, 3)
     axes = plots.weight_map(weights, queries=[2.0, 1.0], keys=["b", "c", "a"], title="mine")
     np.testing.assert_array_equal(axes.images[0].get_array(), [[5, 3, 4], [2, 0, 1]])
@@ -52,12 +52,12 @@ def test_a_map_is_sorted_by_queries_and_keys():
     assert axes.get_ylabel().startswith("queries")
     assert axes.get_xlabel().startswith("keys")
     assert len(axes.figure.axes) == 2  # the colour bar
-    plain = plots.weight_map(weights, most=10.0)
+    plain = plots.weight_map(weights, largest=10.0)
     np.testing.assert_array_equal(plain.images[0].get_array(), weights)
     assert plain.images[0].get_clim() == (0, 10)
 
 
-def test_ticks_of_a_map_stand_where_their_values_are():
+def test_ticks_of_a_weight_map_are_at_their_values():
     axes = plots.weight_map(np.ones((3, 5)), keys=[0.0, 1.0, 2.0, 4.0, 8.0])
     ticks = dict(zip([text.get_text() for text in axes.get_xticklabels()], axes.get_xticks(), strict=True))
     assert ticks["0"] == 0
@@ -67,7 +67,7 @@ def test_ticks_of_a_map_stand_where_their_values_are():
     assert ticks["8"] == 4
 
 
-def test_negative_weights_of_a_map_have_the_other_colours():
+def test_negative_weights_use_another_colour_map():
     axes = plots.weight_map([[0.5, -2.0]])
     assert axes.images[0].get_clim() == (-2, 2)
     assert axes.images[0].get_cmap().name != plots.weight_map([[0.5, 2.0]]).images[0].get_cmap().name
@@ -86,7 +86,7 @@ def test_bars_show_weights_rest_and_targets():
     assert [text.get_text() for text in plots.evidence_bars(["7"], [1.0], 0.0).texts] == ["100.0%", "0.0%"]
 
 
-def test_evidence_plots_itself():
+def test_evidence_plot_draws_its_weights():
     x, y, _ = noisy_curve(20)
     evidence = NadarayaWatson(bandwidth=0.5).fit(x[:, None], y).evidence([[1.0], [4.0]], top=3)
     axes = evidence.plot(query=1)
@@ -94,7 +94,7 @@ def test_evidence_plots_itself():
     assert axes.get_yticklabels()[0].get_text() == f"row {evidence.index[1, 0]}"
 
 
-def test_all_draw_where_they_are_told_and_are_saved_without_a_display(tmp_path):
+def test_charts_draw_on_given_axes_and_are_saved_without_a_display(tmp_path):
     figure = Figure()
     first, second, third = figure.subplots(1, 3)
     assert plots.fit_curve([1.0], [1.0], [1.0, 2.0], {"f": [1.0, 2.0]}, axes=first) is first
@@ -105,10 +105,10 @@ def test_all_draw_where_they_are_told_and_are_saved_without_a_display(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
-        (lambda: plots.fit_curve([1, 2], [1], [1], {}), "y and x must be of one length, got 1 and 2"),
-        (lambda: plots.fit_curve([1], [1], [1, 2], {"f": [1]}), "f and grid must be of one length, got 1 and 2"),
+        (lambda: plots.fit_curve([1, 2], [1], [1], {}), "y and x must have the same length, got 1 and 2"),
+        (lambda: plots.fit_curve([1], [1], [1, 2], {"f": [1]}), "f and grid must have the same length, got 1 and 2"),
         (lambda: plots.fit_curve([[1, 2]], [1], [1], {}), r"x must have one axis, got shape \[1, 2\]"),
         (lambda: plots.fit_curve([1], [1], [1], {"f": [1]}, spread={"g": [1]}), r"spread names \['g'\]"),
         (lambda: plots.weight_map([1.0, 2.0]), r"weights must be \[queries, keys\], got shape \[2\]"),
@@ -118,14 +118,14 @@ def test_all_draw_where_they_are_told_and_are_saved_without_a_display(tmp_path):
         (lambda: plots.error_curves([1], {"a": [[1.0]]}, {"b": 3}), r"parameters names \['b'\].*\['a'\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_arrays_of_wrong_shape_raise(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_errors_are_drawn_by_their_medians_and_ranges():
+def test_error_curves_draw_medians_and_ranges():
     errors = {"few": [[1.0, 0.5], [0.8, 0.1], [0.9, 0.3]], "many": [[1.5, 1.2]], "as few": [[0.1, 0.2]]}
-    axes = plots.error_curves([10, 40], errors, {"few": 7, "as few": 7}, title="look", most=3.0)
+    axes = plots.error_curves([10, 40], errors, {"few": 7, "as few": 7}, title="look", limit=3.0)
     lines = {line.get_label(): line for line in axes.lines}
     np.testing.assert_array_equal(lines["few: 7 parameters"].get_xydata(), [[10, 0.9], [40, 0.3]])
     np.testing.assert_array_equal(lines["many"].get_ydata(), [1.5, 1.2])
@@ -139,14 +139,14 @@ def test_errors_are_drawn_by_their_medians_and_ranges():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "40"]
 
 
-def test_neither_regard_nor_plots_import_matplotlib_or_pandas():
+def test_importing_plots_does_not_import_matplotlib_or_pandas():
     code = (
         "import sys, regard.plots, regard.data.tables; sys.exit('matplotlib' in sys.modules or 'pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_example_draws_and_learning_helps(tmp_path, monkeypatch, capsys):
+def test_the_example_draws_and_a_learned_bandwidth_helps(tmp_path, monkeypatch, capsys):
     out = tmp_path / "deep" / "curve.png"
     monkeypatch.setattr(sys, "argv", ["kernel_regression.py", str(out)])
     runpy.run_path(str(ROOT / "examples" / "kernel_regression.py"), run_name="__main__")
@@ -155,15 +155,15 @@ def test_the_example_draws_and_learning_helps(tmp_path, monkeypatch, capsys):
     assert matplotlib.image.imread(out).shape[1] > 1000
 
 
-def test_weights_may_know_their_gradient():
+def test_weights_may_require_a_gradient():
     weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]], requires_grad=True)
     assert plots.weight_map(weights).images[0].get_array().shape == (2, 2)
     assert plots.alignment_map(weights, ["a", "b"], ["c", "d"]).images[0].get_array()[1, 1] == pytest.approx(0.8)
-    with pytest.raises(ValueError, match=r"must be \[0, 2\], queries by keys, and at least one, got \[0, 2\]"):
+    with pytest.raises(ValueError, match=r"must be \[0, 2\], queries by keys, and not empty, got shape \[0, 2\]"):
         plots.alignment_map(np.zeros((0, 2)), ["a", "b"], [])
 
 
-def test_evidence_is_in_the_units_that_people_read():
+def test_evidence_bars_show_rounded_values():
     axes = plots.evidence_bars(["1", "2"], [0.9, 0.1], rest=0.0, values=[442811.4, 0.00012345])
     assert [text.get_text() for text in axes.texts] == ["90.0%  →  442,811", "10.0%  →  0.0001234", "0.0%"]
     assert max(axes.get_xticks()) <= 1.0
@@ -172,7 +172,7 @@ def test_evidence_is_in_the_units_that_people_read():
     assert two.plot().get_xlabel() == f"weight  →  the row's {name}"
 
 
-def test_dollars_in_what_is_shown_are_no_mathematics():
+def test_dollar_signs_in_labels_are_not_mathematics():
     marks = ["$$", "$a_$"]
     for axes in (
         plots.alignment_map(np.eye(2), marks, marks),

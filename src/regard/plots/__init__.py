@@ -1,19 +1,25 @@
-"""Pictures of arrays; each function returns its axes. matplotlib is imported when the first one is drawn."""
+"""Charts of arrays; each function returns its axes. matplotlib is imported when a chart is drawn.
+
+`BLUE` … `VERMILION`, `GREY`, `INK`, `CYCLE` and `MARKERS` are the colours and markers of all charts.
+"""
 
 from regard.plots.charts import (
     BLUE,
     CYCLE,
+    GREEN,
+    GREY,
     INK,
     MARKERS,
     ORANGE,
+    PURPLE,
     SKY,
     VERMILION,
     alignment_map,
-    bare,
     error_curves,
     evidence_bars,
     fit_curve,
-    fresh,
+    hide_frame,
+    new_axes,
     weight_map,
 )
 from regard.plots.images import image_strip
@@ -21,17 +27,20 @@ from regard.plots.images import image_strip
 __all__ = [
     "BLUE",
     "CYCLE",
+    "GREEN",
+    "GREY",
     "INK",
     "MARKERS",
     "ORANGE",
+    "PURPLE",
     "SKY",
     "VERMILION",
     "alignment_map",
-    "bare",
     "error_curves",
     "evidence_bars",
     "fit_curve",
-    "fresh",
+    "hide_frame",
     "image_strip",
+    "new_axes",
     "weight_map",
 ]

@@ -1,51 +1,49 @@
-"""Pictures of what attention does: fits, weight maps, evidence, errors.
+"""Charts of what attention does: fits, weight maps, evidence, errors.
 
-Each function takes arrays, never models, draws on the `axes` given or on a figure of its own, and returns the
-axes: `axes.figure.savefig("fit.png")`. No window is opened and pyplot is left alone, so it works without a
-display, and in a notebook `axes.figure` shows the picture. Colours are Okabe and Ito's, and the maps' are even in
-lightness: readers who confuse red and green see the same picture.
+Each function takes arrays, never models. It draws on the given `axes` or on a new figure, and returns the axes:
+`axes.figure.savefig("fit.png")`. pyplot is not used and no window is opened, so a chart needs no display; in a notebook
+`axes.figure` shows it. The colours are those of Okabe and Ito, and the colour maps have an even lightness, so that
+colour-blind readers see the same chart.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
-Array = Any
+Floats = NDArray[np.float64]
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 CYCLE = (ORANGE, SKY, VERMILION, GREEN, PURPLE, BLUE)
 GREY, INK = "#999999", "#333333"
 MARKERS = "osD^vP"
-LINE = 5.4
-"""Inches that a title of a line needs, beside the names of rows."""
-AS_IT_IS: dict[str, Any] = {"parse_math": False}
-"""For what is read from a user's data: dollars in it are dollars."""
+EDGE = "#cccccc"
+TITLE_WIDTH = 5.4
+"""Inches that a one-line title needs beside the labels of the rows."""
 TICKS = 6
-
-
-def numbers(given: Array) -> Array:
-    """Numbers as an array, also of a tensor that knows its gradient."""
-    return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
+"""Number of ticks on an axis with many labels."""
 
 
 def fit_curve(
-    x: Array,
-    y: Array,
-    grid: Array,
-    predictions: Mapping[str, Array],
-    truth: Array | None = None,
-    spread: Mapping[str, Array] | None = None,
+    x: ArrayLike,
+    y: ArrayLike,
+    grid: ArrayLike,
+    predictions: Mapping[str, ArrayLike],
+    truth: ArrayLike | None = None,
+    spread: Mapping[str, ArrayLike] | None = None,
     axes: "Axes | None" = None,
 ) -> "Axes":
-    """Fits over the data they were made from.
+    """Fits over their training data.
 
     x, y         [n] the data
-    grid         [m] where the fits were asked, in any order
+    grid         [m] where the fits are evaluated, in any order
     predictions  fits [m], by name
-    truth        [m] the true function, where it is known
+    truth        [m] the true function, if known
     spread       standard deviations [m] of fits, by name: drawn as a band of ± one
 
     >>> import numpy as np
@@ -54,43 +52,49 @@ def fit_curve(
     >>> [text.get_text() for text in axes.get_legend().get_texts()]
     ['data', 'truth', 'too flat']
     """
-    x, y, grid = flat(x, "x"), flat(y, "y"), flat(grid, "grid")
-    same_length(y=y, x=x)
-    axes = axes or fresh(7, 4.5)
+    x, y, grid = vector(x, "x"), vector(y, "y"), vector(grid, "grid")
+    check_lengths(y=y, x=x)
+    axes = axes or new_axes(7, 4.5)
     order = np.argsort(grid, kind="stable")
+
+    def on_grid(values: ArrayLike, name: str) -> Floats:
+        """Values at the points of the grid, sorted as they are drawn."""
+        array = vector(values, name)
+        check_lengths(**{name: array}, grid=grid)
+        return array[order]
+
     unknown = set(spread or {}) - set(predictions)
     if unknown:
         raise ValueError(f"spread names {sorted(unknown)}, which are not among the predictions {list(predictions)}")
     axes.scatter(x, y, s=22, color=GREY, edgecolors="white", linewidths=0.6, zorder=2, label="data")
+    at = grid[order]
     if truth is not None:
-        line = same_length(truth=flat(truth, "truth"), grid=grid)
-        axes.plot(grid[order], line[order], color=INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
-    for place, (name, fit) in enumerate(predictions.items()):
-        colour = CYCLE[place % len(CYCLE)]
-        line = same_length(**{name: flat(fit, name)}, grid=grid)
-        axes.plot(grid[order], line[order], color=colour, linewidth=2.2, zorder=4, label=name)
+        line = on_grid(truth, "truth")
+        axes.plot(at, line, color=INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
+    for index, (name, fit) in enumerate(predictions.items()):
+        colour, line = CYCLE[index % len(CYCLE)], on_grid(fit, name)
+        axes.plot(at, line, color=colour, linewidth=2.2, zorder=4, label=name)
         if spread is not None and name in spread:
-            band = same_length(**{name: flat(spread[name], name)}, grid=grid)
-            low, high = line - band, line + band
-            axes.fill_between(grid[order], low[order], high[order], color=colour, alpha=0.18, linewidth=0, zorder=1)
+            band = on_grid(spread[name], name)
+            axes.fill_between(at, line - band, line + band, color=colour, alpha=0.18, linewidth=0, zorder=1)
     axes.set(xlabel="x", ylabel="y")
     axes.margins(x=0.02)
     axes.legend(frameon=False, fontsize="small")
-    return bare(axes)
+    return hide_frame(axes)
 
 
 def weight_map(
-    weights: Array,
-    queries: Array | None = None,
-    keys: Array | None = None,
+    weights: ArrayLike | Tensor,
+    queries: ArrayLike | None = None,
+    keys: ArrayLike | None = None,
     axes: "Axes | None" = None,
     title: str = "attention weights",
-    most: float | None = None,
+    largest: float | None = None,
 ) -> "Axes":
-    """The weights [queries, keys] as a heat map: a row is a query, and where it looks is dark.
+    """The weights [queries, keys] as a heat map: a row is a query, and large weights are dark.
 
-    With `queries` [q] and `keys` [k] rows and columns are sorted by them, and labelled with them. `most` is the
-    weight of the darkest colour, so that two maps can be compared.
+    `queries` [q] and `keys` [k] sort the rows and columns, and label them. `largest` is the weight of the darkest
+    colour, to compare two maps; the default is the largest weight.
 
     >>> import numpy as np
     >>> axes = weight_map([[0.9, 0.1], [0.2, 0.8]], queries=[5.0, 2.0], keys=[4.0, 3.0])
@@ -99,14 +103,14 @@ def weight_map(
     """
     from matplotlib.ticker import MaxNLocator
 
-    weights = numbers(weights)
+    weights = matrix(weights)
     if weights.ndim != 2 or not weights.size:
         raise ValueError(f"weights must be [queries, keys], got shape {list(weights.shape)}")
-    axes = axes or fresh(5.5, 4.5)
-    rows, row_names = sorted_by(queries, weights.shape[0], "queries")
-    columns, column_names = sorted_by(keys, weights.shape[1], "keys")
-    top = float(np.abs(weights).max()) if most is None else most
-    # Weights of a local line may be negative: then white is 0, and the signs have a colour each.
+    axes = axes or new_axes(5.5, 4.5)
+    rows, row_names = sort_by(queries, weights.shape[0], "queries")
+    columns, column_names = sort_by(keys, weights.shape[1], "keys")
+    top = float(np.abs(weights).max()) if largest is None else largest
+    # Weights of a local linear fit may be negative: then white is 0 and each sign has its own colour.
     signed = bool(weights.min() < 0)
     image = axes.imshow(
         weights[np.ix_(rows, columns)],
@@ -116,8 +120,8 @@ def weight_map(
         aspect="auto",
         interpolation="nearest",
     )
-    name_ticks(axes.yaxis, row_names, weights.shape[0])
-    name_ticks(axes.xaxis, column_names, weights.shape[1])
+    label_ticks(axes.yaxis, row_names)
+    label_ticks(axes.xaxis, column_names)
     axes.set_title(title, loc="left")
     axes.set_xlabel("keys" if keys is None else "keys, sorted")
     axes.set_ylabel("queries" if queries is None else "queries, sorted")
@@ -125,55 +129,62 @@ def weight_map(
     bar.locator = MaxNLocator(5)
     bar.outline.set_visible(False)
     for edge in axes.spines.values():
-        edge.set_color("#cccccc")
+        edge.set_color(EDGE)
     return axes
 
 
 def alignment_map(
-    weights: Array, keys: Sequence[str], queries: Sequence[str], axes: "Axes | None" = None, title: str = ""
+    weights: ArrayLike | Tensor,
+    keys: Sequence[str],
+    queries: Sequence[str],
+    axes: "Axes | None" = None,
+    title: str = "",
 ) -> "Axes":
-    """Which piece looked at which: weights [queries, keys], every row and column labelled with its piece.
+    """The weights [queries, keys] between tokens, with every row and column labelled.
 
-    Keys stand above, in reading order; queries from top to bottom.
+    Keys are above the map, in reading order; queries from top to bottom.
 
     >>> axes = alignment_map([[0.9, 0.1], [0.2, 0.8]], keys=["ein", "Hund"], queries=["a", "dog"])
     >>> [label.get_text() for label in axes.get_xticklabels()]
     ['ein', 'Hund']
     """
-    weights = numbers(weights)
+    weights = matrix(weights)
     if weights.shape != (len(queries), len(keys)) or not weights.size:
         raise ValueError(
-            f"weights must be [{len(queries)}, {len(keys)}], queries by keys, and at least one, got"
+            f"weights must be [{len(queries)}, {len(keys)}], queries by keys, and not empty, got shape"
             f" {list(weights.shape)}"
         )
-    wide = max(LINE, 1.6 + 0.3 * len(keys))
-    axes = axes or fresh(min(16, wide), min(16, 1.2 + 0.28 * len(queries)))
+    width = max(TITLE_WIDTH, 1.6 + 0.3 * len(keys))
+    axes = axes or new_axes(min(16, width), min(16, 1.2 + 0.28 * len(queries)))
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
-    small = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"
-    turned = 90 if max(map(len, keys)) > 1 else 0
-    axes.set_xticks(range(len(keys)), list(keys), rotation=turned, fontsize=small, **AS_IT_IS)
-    axes.set_yticks(range(len(queries)), list(queries), fontsize=small, **AS_IT_IS)
+    size = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"
+    rotation = 90 if max(map(len, keys)) > 1 else 0
+    # parse_math=False here and below: a dollar sign in a user's text is not mathematics.
+    axes.set_xticks(range(len(keys)), list(keys), rotation=rotation, fontsize=size, parse_math=False)
+    axes.set_yticks(range(len(queries)), list(queries), fontsize=size, parse_math=False)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0)
     axes.set_title(title, loc="left")
     for edge in axes.spines.values():
-        edge.set_color("#cccccc")
+        edge.set_color(EDGE)
     return axes
 
 
 def evidence_bars(
     labels: Sequence[str],
-    weights: Array,
+    weights: ArrayLike,
     rest: float,
-    values: Array | None = None,
+    values: Sequence[object] | NDArray[np.generic] | None = None,
     axes: "Axes | None" = None,
-    of: str = "row",
+    noun: str = "row",
 ) -> "Axes":
-    """What is behind one prediction, training rows or `of` what: a bar each, largest first, and a grey one for others.
+    """The evidence of one prediction: a bar for each weight, and a grey bar for the rest.
 
-    Weights below 0, which a local line can give, have a colour of their own. With `values`, the targets of the
-    rows stand at their bars.
+    labels, weights   of the training rows, or of what `noun` says, largest first. Weights below 0, which a local
+                      linear fit can give, have a colour of their own
+    rest              the weight of all others
+    values            the targets of the rows, written at the bars
 
     >>> axes = evidence_bars(["12", "7"], [0.5, 0.3], rest=0.2, values=[151.0, 75.0])
     >>> [text.get_text() for text in axes.texts]
@@ -181,47 +192,47 @@ def evidence_bars(
     """
     from matplotlib.ticker import PercentFormatter
 
-    weights = flat(weights, "weights")
+    weights = vector(weights, "weights")
     if len(labels) != len(weights) or (values is not None and len(values) != len(weights)):
         counts = f"{len(labels)} labels, {len(weights)} weights" + ("" if values is None else f", {len(values)} values")
-        raise ValueError(f"labels, weights and values must be of one length, got {counts}")
-    axes = axes or fresh(6, 1.2 + 0.36 * (len(weights) + 1))
+        raise ValueError(f"labels, weights and values must have the same length, got {counts}")
+    axes = axes or new_axes(6, 1.2 + 0.36 * (len(weights) + 1))
     sizes = np.append(weights, float(rest))
     colours = [*(BLUE if weight >= 0 else VERMILION for weight in weights), GREY]
-    places = range(len(sizes))
-    axes.barh(places, sizes, color=colours, height=0.72)
-    notes = ["" if values is None else f"  →  {shown(value)}" for value in (values if values is not None else weights)]
+    axes.barh(range(len(sizes)), sizes, color=colours, height=0.72)
+    notes = [""] * len(weights) if values is None else [f"  →  {as_text(value)}" for value in values]
     reach = max(float(np.abs(sizes).max()), 1e-300)
-    for place, size, note in zip(places, sizes, [*notes, ""], strict=True):
-        text = f"{size:.1%}{note}"
-        axes.text(max(size, 0.0) + 0.015 * reach, place, text, va="center", fontsize="small", color=INK, **AS_IT_IS)
-    axes.set_yticks(list(places), [*(f"{of} {label}" for label in labels), f"all other {of}s"], **AS_IT_IS)
+    for index, (size, note) in enumerate(zip(sizes, [*notes, ""], strict=True)):
+        x = max(size, 0.0) + 0.015 * reach
+        axes.text(x, index, f"{size:.1%}{note}", va="center", fontsize="small", color=INK, parse_math=False)
+    rows = [*(f"{noun} {label}" for label in labels), f"all other {noun}s"]
+    axes.set_yticks(range(len(sizes)), rows, parse_math=False)
     axes.invert_yaxis()
     left, right = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
     axes.set_xlim(left - 0.02 * reach if left < 0 else 0.0, right + 0.35 * reach)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= max(right, min(1.0, right + 0.35 * reach))])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    axes.set_xlabel("weight" if values is None else f"weight  →  the {of}'s target")
+    axes.set_xlabel("weight" if values is None else f"weight  →  the {noun}'s target")
     if left < 0:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
-    return bare(axes)
+    return hide_frame(axes)
 
 
 def error_curves(
-    counts: Array,
-    errors: Mapping[str, Array],
+    counts: ArrayLike,
+    errors: Mapping[str, ArrayLike],
     parameters: Mapping[str, int] | None = None,
     axes: "Axes | None" = None,
     title: str = "test error against the number of training examples",
-    most: float = 2.0,
+    limit: float = 2.0,
 ) -> "Axes":
-    """How test errors fall with the number of training examples: a line is the median of repeats, a band their range.
+    """Test errors against the number of training examples: a line for the median of repeats, a band for their range.
 
-    counts       [n] how many training examples
-    errors       [repeats, n] by name, in standard deviations of what is predicted: 1 is no better than its mean
-    parameters   how many each model has, by name: said in the legend, and drawn as a bar of its colour on the axis
-    most         errors above this are cut off
+    counts       [n] numbers of training examples
+    errors       [repeats, n] by name, in standard deviations of the target: 1 is no better than predicting its mean
+    parameters   the number of parameters of each model, by name: written in the legend, and drawn as a bar on the axis
+    limit        top of the axis; larger errors are cut off
 
     >>> axes = error_curves([10, 100], {"small": [[0.9, 0.3], [0.7, 0.1]]}, parameters={"small": 20})
     >>> axes.get_legend().get_texts()[0].get_text(), axes.lines[1].get_ydata().tolist()
@@ -229,101 +240,108 @@ def error_curves(
     """
     from matplotlib.ticker import NullLocator, ScalarFormatter
 
-    counts = flat(counts, "counts")
-    axes = axes or fresh(6.5, 4.5)
-    unknown = set(parameters or {}) - set(errors)
+    counts, sizes = vector(counts, "counts"), dict(parameters or {})
+    axes = axes or new_axes(6.5, 4.5)
+    unknown = set(sizes) - set(errors)
     if unknown:
         raise ValueError(f"parameters names {sorted(unknown)}, which are not among the errors {list(errors)}")
     axes.axhline(1, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, zorder=1)
-    marks: list[int] = []
-    for place, (name, repeats) in enumerate(errors.items()):
-        found = np.asarray(repeats, dtype=float)
-        if found.ndim != 2 or found.shape[1] != len(counts):
-            raise ValueError(f"errors of {name!r} must be [repeats, {len(counts)}], got shape {list(found.shape)}")
-        colour, size = CYCLE[place % len(CYCLE)], (parameters or {}).get(name)
-        label = name if size is None else f"{name}: {size} parameters"
-        axes.fill_between(counts, found.min(0), found.max(0), color=colour, alpha=0.15, linewidth=0, zorder=2)
-        line = np.median(found, axis=0)
-        axes.plot(counts, line, MARKERS[place % len(MARKERS)] + "-", color=colour, label=label, linewidth=2, zorder=3)
-        if size is not None:
-            low = 0.05 * most * marks.count(size)  # on top of those of the same size
-            axes.plot(
-                [size, size], [low, low + 0.05 * most], color=colour, linewidth=4, solid_capstyle="butt", zorder=4
-            )
-            marks.append(size)
+    bars: list[int] = []
+    for index, (name, values) in enumerate(errors.items()):
+        repeats = np.asarray(values, dtype=np.float64)
+        if repeats.ndim != 2 or repeats.shape[1] != len(counts):
+            raise ValueError(f"errors of {name!r} must be [repeats, {len(counts)}], got shape {list(repeats.shape)}")
+        colour, marker = CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
+        label = f"{name}: {sizes[name]} parameters" if name in sizes else name
+        axes.fill_between(counts, repeats.min(0), repeats.max(0), color=colour, alpha=0.15, linewidth=0, zorder=2)
+        axes.plot(counts, np.median(repeats, axis=0), marker + "-", color=colour, label=label, linewidth=2, zorder=3)
+        if name in sizes:
+            size = sizes[name]
+            low = 0.05 * limit * bars.count(size)  # on top of the bars of the same size
+            high = low + 0.05 * limit
+            axes.plot([size, size], [low, high], color=colour, linewidth=4, solid_capstyle="butt", zorder=4)
+            bars.append(size)
     axes.set_xscale("log")
     axes.set_xticks(counts, [f"{count:g}" for count in counts])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.set_ylim(0, most)
-    marked = "   (bars: parameters)" if marks else ""
-    axes.set(xlabel=f"training examples{marked}", ylabel="test error, in standard deviations\n(1: predicting the mean)")
+    axes.set_ylim(0, limit)
+    note = "   (bars: parameters)" if bars else ""
+    axes.set(xlabel=f"training examples{note}", ylabel="test error, in standard deviations\n(1: predicting the mean)")
     axes.set_title(title, loc="left")
     axes.legend(frameon=False, fontsize="small")
-    return bare(axes)
+    return hide_frame(axes)
 
 
-def fresh(width: float, height: float) -> "Axes":
-    """Axes on a figure of their own, which nobody else holds on to."""
+def new_axes(width: float, height: float) -> "Axes":
+    """Axes on a new figure of this size in inches, which pyplot does not know."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", dpi=120).add_subplot()
 
 
-def bare(axes: "Axes") -> "Axes":
-    """Without the frame on the sides that measure nothing."""
+def hide_frame(axes: "Axes") -> "Axes":
+    """Hide the top and right sides of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 
-def flat(values: Array, name: str) -> Array:
-    """Numbers [n]; a column [n, 1] is one too."""
-    array = np.asarray(values, dtype=float)
-    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+def matrix(values: ArrayLike | Tensor) -> Floats:
+    """Numbers as an array, also from a tensor that requires a gradient."""
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def vector(values: ArrayLike, name: str) -> Floats:
+    """Numbers [n], also from a column [n, 1]."""
+    array = one_axis(np.asarray(values, dtype=np.float64))
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {list(array.shape)}")
     return array
 
 
-def same_length(**arrays: Array) -> Array:
-    """The first of two arrays, if they are of one length."""
+def one_axis(array: NDArray[Any]) -> NDArray[Any]:
+    """An array [n] from a column [n, 1]; any other array as it is."""
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def check_lengths(**arrays: Floats) -> None:
+    """Raise unless two arrays have the same length."""
     (name, array), (other, like) = arrays.items()
     if len(array) != len(like):
-        raise ValueError(f"{name} and {other} must be of one length, got {len(array)} and {len(like)}")
-    return array
+        raise ValueError(f"{name} and {other} must have the same length, got {len(array)} and {len(like)}")
 
 
-def sorted_by(values: Array | None, count: int, name: str) -> tuple[Array, Array | None]:
-    """The order of rows or columns, and what they are labelled with in that order."""
+def sort_by(values: ArrayLike | None, count: int, name: str) -> tuple[NDArray[np.intp], NDArray[Any] | None]:
+    """The order of rows or columns by their values, and the sorted values as labels."""
     if values is None:
         return np.arange(count), None
-    values = np.asarray(values)
-    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    if values.shape != (count,):
-        raise ValueError(f"{name} must be [{count}], one for each of the weights', got shape {list(values.shape)}")
-    order = np.argsort(values, kind="stable")
-    return order, values[order]
+    labels = one_axis(np.asarray(values))
+    if labels.shape != (count,):
+        raise ValueError(f"{name} must be [{count}], as many as the weights have, got shape {list(labels.shape)}")
+    order = np.argsort(labels, kind="stable")
+    return order, labels[order]
 
 
-def name_ticks(axis: Any, names: Array | None, count: int) -> None:
-    """Ticks at round values, where the sorted names are numbers; else some of the names, or all if they are few."""
+def label_ticks(axis: "Axis", labels: NDArray[Any] | None) -> None:
+    """Ticks at round numbers if the sorted labels are numbers; else at all labels, or at some if there are many."""
     from matplotlib.ticker import MaxNLocator
 
-    if names is None:
+    if labels is None:
         return
-    if np.issubdtype(names.dtype, np.number) and count > 1:
-        values = MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(names[0], names[-1])
-        values = values[(values >= names[0]) & (values <= names[-1])]
-        axis.set_ticks(np.interp(values, names, np.arange(count)), [shown(value) for value in values])
+    count = len(labels)
+    if np.issubdtype(labels.dtype, np.number) and count > 1:
+        ticks = MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(labels[0], labels[-1])
+        ticks = ticks[(ticks >= labels[0]) & (ticks <= labels[-1])]
+        axis.set_ticks(np.interp(ticks, labels, np.arange(count)), [as_text(tick) for tick in ticks])
         return
-    places = np.arange(count) if count <= 2 * TICKS else np.linspace(0, count - 1, TICKS).round().astype(int)
-    axis.set_ticks(places, [shown(name) for name in names[places]], **AS_IT_IS)
+    chosen = np.arange(count) if count <= 2 * TICKS else np.linspace(0, count - 1, TICKS).round().astype(int)
+    axis.set_ticks(chosen, [as_text(label) for label in labels[chosen]], parse_math=False)
 
 
-def shown(value: Any) -> str:
-    """A number in four digits, or in all that stand before the point; anything else as it is.
+def as_text(value: object) -> str:
+    """A float with four digits, or with all digits before the point; anything else as `str` has it.
 
-    >>> shown(0.123456), shown(442811.2), shown("a")
+    >>> as_text(0.123456), as_text(442811.2), as_text("a")
     ('0.1235', '442,811', 'a')
     """
     if not isinstance(value, float | np.floating):

@@ -81,7 +81,7 @@ def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int
 
 def draw_strips(image: Array, strips: dict[str, tuple[Sequence[str], Array]], across: int = 5) -> Any:
     """For each name a strip: the image, and for each of its words where it looked, `[words, rows, columns]`."""
-    from regard.plots.images import image_strip
+    from regard.plots import image_strip
 
     rows = [-(-(len(words) + 1) // across) for words, _ in strips.values()]
     figure = tall(1.3 * sum(rows) + 0.4 * len(rows))

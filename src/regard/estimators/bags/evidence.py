@@ -102,7 +102,7 @@ class BagEvidence:
         added = self.contribution[query][shown, best]
         speaks = added if self.classes is None else [f"{self.classes[place]}" for place in best]
         labels = index if self.bags.rows is None else self.bags.rows[self.bags.starts[query] + index]
-        axes = evidence_bars([str(label) for label in labels], weight, rest, speaks, axes=axes, of="instance")
+        axes = evidence_bars([str(label) for label in labels], weight, rest, speaks, axes=axes, noun="instance")
         axes.set_xlabel("weight  →  " + ("what it adds" if self.classes is None else "the class it speaks for"))
         axes.set_title(self.bags.call(query), loc="left")
         return axes

@@ -53,6 +53,6 @@ class CaptionEvidence:
 
     def plot(self) -> "list[Axes]":
         """The familiar strip: the image, and for each word where it looked, bright; the axes, one a picture."""
-        from regard.plots.images import image_strip
+        from regard.plots import image_strip
 
         return image_strip(self.image, self.words, self.weight)

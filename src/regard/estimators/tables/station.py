@@ -85,7 +85,7 @@ def curve(seed: int) -> Iterator[Finding]:
     data = "y = 2 sin x + x^0.8 + ε"
     yield Row(data, GIVEN, "error", found.errors[GIVEN], AVERAGE, found.errors[AVERAGE], lower=True)
     yield Row(data, LEARNED, "error", found.errors[LEARNED], AVERAGE, found.errors[AVERAGE], lower=True)
-    axes = plots.fresh(5.2, 3.6)
+    axes = plots.new_axes(5.2, 3.6)
     draw_fits(found, axes)
     yield Picture(
         "fits",
@@ -128,7 +128,7 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
     yield Row("diabetes, 100 new patients", "kernel, local lines", "R²", score, "k-NN by CV", other_score)
     new = X.iloc[asked].reset_index(drop=True)
     evidence = model.evidence(new[:1], top=5)
-    axes = plots.fresh(5.2, 3.0)
+    axes = plots.new_axes(5.2, 3.0)
     evidence.plot(0, axes=axes)
     predicted, true = float(model.predict(new[:1])[0]), float(y.iloc[asked[0]])
     axes.set_title(f"Predicted {predicted:.0f}; a year later it was {true:.0f}", loc="left")
