@@ -22,7 +22,7 @@ from benchmarks.harness import THREADS, machine
 from regard import Translator
 from regard.data.sentence_pairs import read_lines
 from regard.estimators.translation.scores import translation_score
-from regard.training import Team
+from regard.training import ProcessGroup
 
 PARTS = ("train", "val", "test_2016_flickr")
 COMMON: dict[str, Any] = {"vocabulary": 8000, "joint": True, "random_state": 0, "optimizer": "adamw"}
@@ -77,8 +77,8 @@ def tokenised(data: Path, part: str, language: str) -> list[str]:
     return [words.tokenize(normal.normalize(line.lower()), return_str=True, escape=False) for line in lines]
 
 
-def run(data: Path, name: str, direction: str, out: Path, team: Team) -> dict[str, Any]:
-    """Learn, choose, translate and write down; of several processes, the leader writes."""
+def run(data: Path, name: str, direction: str, out: Path, group: ProcessGroup) -> dict[str, Any]:
+    """Learn, choose, translate and write down; of several processes, the main one writes."""
     source, target = direction.split("-")
     parts = corpora(data, source, target)
     translator = Translator(**RUNS[name])
@@ -88,8 +88,8 @@ def run(data: Path, name: str, direction: str, out: Path, team: Team) -> dict[st
         *parts["train"], validation=parts["val"], checkpoint=folder.with_suffix(".run"), resume=True, board=None
     )
     seconds, cpu = time.perf_counter() - began, time.process_time() - used
-    cpu = float(team.add(torch.tensor(cpu)))
-    if not team.leads:
+    cpu = float(group.sum(torch.tensor(cpu)))
+    if not group.is_main:
         return {}
     translator.save(folder)
     told = {
@@ -97,7 +97,7 @@ def run(data: Path, name: str, direction: str, out: Path, team: Team) -> dict[st
         "direction": direction,
         "settings": RUNS[name],
         "machine": machine(),
-        "processes": team.size,
+        "processes": group.size,
         "minutes": round(seconds / 60, 1),
         "processor_minutes": round(cpu / 60, 1),
         "validation_bleu": [round(-value, 2) for value in translator.history_.validation],
@@ -142,11 +142,11 @@ def main() -> None:
     parser.add_argument("--direction", default="en-de", help="source-target, such as en-de or de-en")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the model and what is found")
     given = parser.parse_args()
-    team = Team.found()
-    torch.set_num_threads(max(1, THREADS // team.size))
+    group = ProcessGroup.from_environment()
+    torch.set_num_threads(max(1, THREADS // group.size))
     given.out.mkdir(parents=True, exist_ok=True)
-    found = run(given.data, given.run, given.direction, given.out, team)
-    if team.leads:
+    found = run(given.data, given.run, given.direction, given.out, group)
+    if group.is_main:
         print(json.dumps(found, indent=1, ensure_ascii=False))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.layers import ConvSelfAttention
 from regard.plots import image_strip
-from regard.training import train
+from regard.training import Recipe, train
 
 CELLS = ((2, 3), (3, 5), (5, 2), (6, 4))
 """Rows and columns of those that are drawn."""
@@ -69,7 +69,7 @@ def trained(images: Tensor, labels: Tensor, epochs: int = 12) -> DigitNet:
         image, label = batch
         return cross_entropy(model(image), label)  # type: ignore[no-any-return]
 
-    train(model, batches, loss, optimizer=optimizer, schedule=schedule, epochs=epochs)
+    train(model, batches, loss, Recipe(optimizer, epochs, schedule))
     return model.eval()
 
 

@@ -9,13 +9,13 @@ SCRIPT = """
 import sys, time
 import torch
 from torch import nn
-from regard.training import Checkpoint, Team, train, warm_cosine
+from regard.training import Checkpoint, ProcessGroup, Recipe, train, warm_cosine
 
 def batches(epoch):
     generator = torch.Generator().manual_seed(epoch)
     return [torch.randn(7, 5, generator=generator) for _ in range(6)]
 
-def run(checkpoint=None, *, epochs=4, dropout=0.3, pause=0.0, team=None, accumulate=1, validate=True):
+def run(checkpoint=None, *, epochs=4, dropout=0.3, pause=0.0, group=None, accumulate=1, validate=True):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(5, 11), nn.Dropout(dropout), nn.Tanh(), nn.Linear(11, 5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
@@ -25,9 +25,9 @@ def run(checkpoint=None, *, epochs=4, dropout=0.3, pause=0.0, team=None, accumul
         return (model(batch) - batch.flip(-1)).square().mean()
 
     history = train(
-        model, batches, loss, optimizer=optimizer, schedule=warm_cosine(optimizer, epochs * 6, warm=3), epochs=epochs,
-        validate=(lambda: loss(batches(99)[0]).item()) if validate else None, clip=1.0, checkpoint=checkpoint,
-        team=team, accumulate=accumulate,
+        model, batches, loss,
+        Recipe(optimizer, epochs, warm_cosine(optimizer, epochs * 6, warm=3), clip=1.0, accumulate=accumulate),
+        validate=(lambda: loss(batches(99)[0]).item()) if validate else None, checkpoint=checkpoint, group=group,
     )
     return model, history
 """

@@ -15,8 +15,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import saving
-from regard.training import Checkpoint, train, warm_cosine
-from regard.training.checkpoint import Progressed, found, keep
+from regard.training import Checkpoint, Monitor, Recipe, train, warm_cosine
+from regard.training.checkpoint import RunState, read_checkpoint, write_checkpoint
 
 
 def stopped_after(steps, checkpoint, **settings):
@@ -73,8 +73,8 @@ def plain_run(folder, epochs, patience=None, validate=None, resume=True):
     torch.manual_seed(3)
     model = nn.Linear(5, 5)
     history = train(
-        model, batches, lambda batch: (model(batch) - batch.flip(-1)).square().mean(), epochs=epochs,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01), patience=patience, validate=validate,
+        model, batches, lambda batch: (model(batch) - batch.flip(-1)).square().mean(),
+        Recipe(torch.optim.Adam(model.parameters(), lr=0.01), epochs, patience=patience), validate=validate,
         checkpoint=folder and Checkpoint(folder, resume=resume),
     )  # fmt: skip
     return model, history
@@ -108,9 +108,9 @@ def test_weights_that_numpy_does_not_know_keep_their_type(tmp_path):
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.375)
     optimizer.step()
-    keep(Checkpoint(tmp_path / "run"), Progressed(best=dict(model.state_dict())), model, optimizer, None)
+    write_checkpoint(Checkpoint(tmp_path / "run"), RunState(best=dict(model.state_dict())), model, optimizer, None)
     other, again = made(0.0)
-    at = found(Checkpoint(tmp_path / "run", resume=True), other, again, None)
+    at = read_checkpoint(Checkpoint(tmp_path / "run", resume=True), other, again, None)
     assert other["small"].dtype == at.best["small"].dtype == torch.bfloat16
     assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
     assert_close(at.best, dict(model.state_dict()), rtol=0, atol=0)
@@ -168,8 +168,7 @@ def test_what_cannot_go_on_says_why(tmp_path):
             other,
             lambda epoch: [torch.ones(2, 2)],
             lambda batch: other(batch).sum(),
-            optimizer=torch.optim.SGD(other.parameters(), lr=0.1),
-            epochs=1,
+            Recipe(torch.optim.SGD(other.parameters(), lr=0.1), epochs=1),
             checkpoint=Checkpoint(tmp_path / "run", resume=True, about={"size": 11}),
         )
     (tmp_path / "run" / "model.safetensors").write_bytes(b"torn")
@@ -209,8 +208,7 @@ def test_the_best_state_before_the_stop_is_the_best_after_it(tmp_path):
             model,
             lambda epoch: [torch.ones(2, 1)] * 2,
             loss,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            epochs=4,
+            Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=4),
             validate=validate,
             checkpoint=checkpoint,
         )
@@ -237,8 +235,7 @@ def test_a_gradient_that_is_no_number_is_not_written_down(tmp_path):
             model,
             lambda epoch: [torch.ones(1, 1)],
             loss,
-            optimizer=torch.optim.SGD([*model.parameters(), root], lr=0.1),
-            epochs=1,
+            Recipe(torch.optim.SGD([*model.parameters(), root], lr=0.1), epochs=1),
             checkpoint=Checkpoint(tmp_path / "run", every=1),
         )
     assert not (tmp_path / "run").exists()
@@ -270,12 +267,9 @@ def test_tensorboard_gets_the_numbers(tmp_path):
         model,
         lambda epoch: [torch.ones(3, 1)] * 2,
         lambda batch: model(batch).square().mean(),
-        optimizer=optimizer,
-        schedule=warm_cosine(optimizer, 4),
-        epochs=2,
+        Recipe(optimizer, 2, warm_cosine(optimizer, 4)),
         validate=lambda: 0.5,
-        unit="rows",
-        board=tmp_path / "board",
+        monitor=Monitor(unit="rows", tensorboard=tmp_path / "board"),
     )
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
@@ -293,10 +287,8 @@ def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
             model,
             lambda epoch: [torch.ones(1)],
             lambda batch: -model.gain,
-            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-            epochs=epochs,
+            Recipe(torch.optim.SGD(model.parameters(), lr=1.0), epochs, average=3),
             validate=lambda: abs(model.gain.item() - 3),
-            average=3,
             checkpoint=checkpoint,
         )
         return model.gain.item(), history

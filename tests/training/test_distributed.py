@@ -15,8 +15,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import saving
-from regard.training import Team, train
-from regard.training.distributed import cut, rows
+from regard.training import ProcessGroup, Recipe, train
+from regard.training.distributed import every_nth_row, rows
 
 
 def test_accumulated_batches_are_one_large_batch():
@@ -30,10 +30,7 @@ def test_accumulated_batches_are_one_large_batch():
             model,
             lambda epoch: batches,
             lambda batch: (model(batch) - 1).square().mean(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            epochs=3,
-            clip=0.5,
-            **settings,
+            Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=3, clip=0.5, **settings),
         )
         return model
 
@@ -59,10 +56,10 @@ def test_two_processes_train_what_one_does(tmp_path):
         tmp_path,
         f"""
         from safetensors.torch import save_model
-        team = Team.found()
-        model, history = run(dropout=0.0, accumulate=2, team=team, checkpoint=Checkpoint({str(tmp_path / "run")!r}))
-        save_model(model, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
-        assert team.size == 2
+        group = ProcessGroup.from_environment()
+        model, history = run(dropout=0.0, accumulate=2, group=group, checkpoint=Checkpoint({str(tmp_path / "run")!r}))
+        save_model(model, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
+        assert group.size == 2
         """,
     )
     in_two_processes(path)
@@ -80,12 +77,12 @@ def test_a_running_mean_is_the_same_in_every_process(tmp_path):
         tmp_path,
         f"""
         from safetensors.torch import save_model
-        team, model = Team.found(), nn.BatchNorm1d(5)
+        group, model = ProcessGroup.from_environment(), nn.BatchNorm1d(5)
         train(
-            model, batches, lambda batch: model(batch).square().mean(), epochs=1, team=team,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            model, batches, lambda batch: model(batch).square().mean(),
+            Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=1), group=group,
         )
-        save_model(model, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        save_model(model, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
         """,
     )
     in_two_processes(path)
@@ -101,7 +98,7 @@ def test_every_process_draws_random_numbers_of_its_own(tmp_path):
         tmp_path,
         f"""
         from safetensors.torch import save_file
-        team, model, hidden, seen = Team.found(), nn.Linear(64, 1), [], []
+        group, model, hidden, seen = ProcessGroup.from_environment(), nn.Linear(64, 1), [], []
 
         def shuffled(epoch):
             for rows in torch.randperm(12).split(4):
@@ -114,10 +111,10 @@ def test_every_process_draws_random_numbers_of_its_own(tmp_path):
 
         torch.manual_seed(3)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-        train(model, shuffled, loss, optimizer=optimizer, epochs=2, team=team)
-        train(model, shuffled, loss, optimizer=optimizer, epochs=1, team=team)
+        train(model, shuffled, loss, Recipe(optimizer, epochs=2), group=group)
+        train(model, shuffled, loss, Recipe(optimizer, epochs=1), group=group)
         found = {{"hidden": torch.stack(hidden), "seen": torch.stack(seen), "seed": torch.tensor(torch.initial_seed())}}
-        save_file(found, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        save_file(found, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
         """,
     )
     in_two_processes(path)
@@ -134,7 +131,7 @@ def test_two_processes_go_on_as_if_they_had_not_stopped(tmp_path):
         tmp_path,
         f"""
         from safetensors.torch import save_model
-        team, forward, calls = Team.found(), nn.Sequential.forward, []
+        group, forward, calls = ProcessGroup.from_environment(), nn.Sequential.forward, []
 
         def broken(*arguments):
             calls.append(arguments)
@@ -142,16 +139,16 @@ def test_two_processes_go_on_as_if_they_had_not_stopped(tmp_path):
                 raise InterruptedError
             return forward(*arguments)
 
-        whole, _ = run(team=team, validate=False)
+        whole, _ = run(group=group, validate=False)
         nn.Sequential.forward = broken
         try:
-            run(Checkpoint({str(tmp_path / "run")!r}, every=4), team=team, validate=False)
+            run(Checkpoint({str(tmp_path / "run")!r}, every=4), group=group, validate=False)
         except InterruptedError:
             pass
         nn.Sequential.forward = forward
-        again, _ = run(Checkpoint({str(tmp_path / "run")!r}, resume=True), team=team, validate=False)
+        again, _ = run(Checkpoint({str(tmp_path / "run")!r}, resume=True), group=group, validate=False)
         assert len(calls) == 10
-        save_model(nn.ModuleList([whole, again]), {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        save_model(nn.ModuleList([whole, again]), {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
         """,
     )
     in_two_processes(path)
@@ -163,13 +160,13 @@ def test_two_processes_go_on_as_if_they_had_not_stopped(tmp_path):
 
 def test_a_team_shares_every_row_once():
     batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
-    shares = [cut(batch, rank, 3) for rank in range(3)]
+    shares = [every_nth_row(batch, rank, 3) for rank in range(3)]
     assert sorted(torch.cat([share["x"] for share in shares]).tolist()) == list(range(7))
     assert rows(shares[1]) == 2
     assert (shares[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
     with pytest.raises(TypeError, match="batches made of tensors, got str"):
-        cut(("a",), 0, 2)
-    assert Team().share("anything") == "anything"
+        every_nth_row(("a",), 0, 2)
+    assert ProcessGroup().shard("anything") == "anything"
 
 
 def test_rows_are_those_of_the_first_tensor_wherever_it_is():
@@ -193,10 +190,10 @@ def test_arrays_in_a_state_are_nobody_elses(tmp_path):
             def set_extra_state(self, state):
                 pass
 
-        team, model = Team.found(), Extra(2, 1)
-        nn.init.constant_(model.weight, team.rank + 5.0)
-        team.same(model)
-        save_file({{"weight": model.weight.detach()}}, {str(tmp_path)!r} + f"/{{team.rank}}.safetensors")
+        group, model = ProcessGroup.from_environment(), Extra(2, 1)
+        nn.init.constant_(model.weight, group.rank + 5.0)
+        group.copy_from_main(model)
+        save_file({{"weight": model.weight.detach()}}, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
         """,
     )
     in_two_processes(path)

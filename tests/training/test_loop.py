@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import progress
-from regard.training import Checkpoint, train
+from regard.training import Checkpoint, Monitor, Recipe, train
 
 
 class Number(nn.Module):
@@ -43,7 +43,7 @@ def test_it_takes_the_optimizers_steps_and_records_the_mean_loss():
         seen.append(batch)
         return (model.number - 1.0).square() * batch
 
-    history = train(model, batches.__getitem__, loss, optimizer=descent(model), epochs=2)
+    history = train(model, batches.__getitem__, loss, Recipe(descent(model), epochs=2))
     assert seen == [1.0, 2.0, 3.0]
     # Each step takes 1 - 0.2 · batch of the way that is left: 0.8, 0.6, 0.4.
     assert_close(model.number.item(), 1 - 0.8 * 0.6 * 0.4)
@@ -61,7 +61,7 @@ def test_the_best_state_is_kept_and_given_back():
         states.append(model.number.item())
         return next(validations)
 
-    history = train(model, one_batch, towards(model, 9.0), optimizer=descent(model), epochs=4, validate=validate)
+    history = train(model, one_batch, towards(model, 9.0), Recipe(descent(model), epochs=4), validate=validate)
     assert history.validation == (3.0, 1.0, 2.0, 5.0)
     assert history.best_epoch == 1
     assert model.number.item() == states[1]
@@ -75,10 +75,8 @@ def test_it_stops_when_patience_ends():
         model,
         one_batch,
         towards(model, 9.0),
-        optimizer=descent(model),
-        epochs=5,
+        Recipe(descent(model), epochs=5, patience=2),
         validate=lambda: next(validations),
-        patience=2,
     )
     assert history.validation == (3.0, 1.0, 1.0, 2.0)
     assert history.best_epoch == 2
@@ -92,16 +90,14 @@ def test_of_equal_validations_the_last_has_learned_most():
         states.append(model.number.item())
         return 0.0
 
-    history = train(model, one_batch, towards(model, 9.0), optimizer=descent(model), epochs=3, validate=validate)
+    history = train(model, one_batch, towards(model, 9.0), Recipe(descent(model), epochs=3), validate=validate)
     assert history.best_epoch == 2
     assert model.number.item() == states[2] != states[0]
 
 
 def test_an_infinite_validation_is_one_like_any_other():
     model = Number()
-    history = train(
-        model, one_batch, towards(model, 1.0), optimizer=descent(model), epochs=2, validate=lambda: math.inf
-    )
+    history = train(model, one_batch, towards(model, 1.0), Recipe(descent(model), epochs=2), validate=lambda: math.inf)
     assert history.best_epoch == 1
 
 
@@ -118,7 +114,7 @@ def test_modes_and_gradients_are_those_of_the_phase():
         modes.append(("validate", model.dropout.training, torch.is_grad_enabled()))
         return 0.0
 
-    train(model, one_batch, loss, optimizer=descent(model), epochs=2, validate=validate)
+    train(model, one_batch, loss, Recipe(descent(model), epochs=2), validate=validate)
     assert modes == [("loss", True, True), ("validate", False, False)] * 2
     assert model.training
     assert not model.dropout.training
@@ -128,20 +124,20 @@ def test_the_schedule_is_stepped_after_every_batch():
     model = Number()
     optimizer = descent(model, rate=1.0)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    train(model, lambda epoch: [0.0] * 3, towards(model, 1.0), optimizer=optimizer, schedule=schedule, epochs=2)
+    train(model, lambda epoch: [0.0] * 3, towards(model, 1.0), Recipe(optimizer, epochs=2, schedule=schedule))
     assert_close(optimizer.param_groups[0]["lr"], 0.5**6)
 
 
 def test_clip_bounds_the_step():
     model = Number()
-    train(model, one_batch, towards(model, 1e6), optimizer=descent(model, rate=1.0), epochs=3, clip=0.5)
+    train(model, one_batch, towards(model, 1e6), Recipe(descent(model, rate=1.0), epochs=3, clip=0.5))
     assert_close(model.number.item(), 1.5)
 
 
 def test_clip_does_not_count_what_the_optimizer_does_not_change():
     model = nn.ParameterList([torch.zeros(()), torch.zeros(())])
     optimizer = torch.optim.SGD([model[0]], lr=1.0)
-    train(model, one_batch, lambda batch: model[0] + 1e6 * model[1], optimizer=optimizer, epochs=1, clip=1.0)
+    train(model, one_batch, lambda batch: model[0] + 1e6 * model[1], Recipe(optimizer, epochs=1, clip=1.0))
     assert_close(model[0].detach(), torch.tensor(-1.0))
 
 
@@ -155,36 +151,49 @@ def test_a_loss_that_is_no_number_says_when_and_what_to_try(value):
     with pytest.raises(
         FloatingPointError, match=rf"became {value} in epoch 2, batch 1: .*learning rate than 0.1, or look for NaN"
     ):
-        train(model, batches, towards(model, 1.0), optimizer=descent(model), epochs=5)
+        train(model, batches, towards(model, 1.0), Recipe(descent(model), epochs=5))
 
 
 def test_who_clips_is_told_to_clip_more():
     model = Number()
     with pytest.raises(FloatingPointError, match=r"learning rate than 0.1, clip=0.05, or look for NaN"):
-        train(model, lambda epoch: [math.nan], towards(model, 1.0), optimizer=descent(model), epochs=1, clip=0.5)
+        train(model, lambda epoch: [math.nan], towards(model, 1.0), Recipe(descent(model), epochs=1, clip=0.5))
 
 
 def test_a_validation_that_is_nan_is_refused():
     model = Number()
     with pytest.raises(FloatingPointError, match="validation gave NaN after epoch 0"):
-        train(model, one_batch, towards(model, 1.0), optimizer=descent(model), epochs=2, validate=lambda: math.nan)
+        train(model, one_batch, towards(model, 1.0), Recipe(descent(model), epochs=2), validate=lambda: math.nan)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"patience": 2}, "patience needs validate"),
-        ({"patience": 0, "validate": lambda: 0.0}, "patience must be at least 1, got 0"),
+        ({"patience": 2}, "patience needs validate, got patience=2"),
+        ({"average": 2}, "average needs validate, got average=2"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"average": 0}, "average must be at least 1, got 0"),
+        ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
         ({"clip": 0.0}, r"clip must be positive, got 0\.0"),
-        ({"batches": lambda epoch: []}, "got none in epoch 0"),
+        ({"clip": math.nan}, "clip must be positive, got nan"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
+def test_invalid_settings_raise_before_the_first_batch(settings, message):
     model = Number()
-    settings = {"epochs": 1, "batches": one_batch} | settings
     with pytest.raises(ValueError, match=message):
-        train(model, loss=towards(model, 1.0), optimizer=descent(model), **settings)
+        train(
+            model,
+            lambda epoch: pytest.fail("a batch"),
+            loss=None,
+            recipe=Recipe(descent(model), **{"epochs": 1} | settings),
+        )
+
+
+def test_an_epoch_without_batches_raises():
+    model = Number()
+    with pytest.raises(ValueError, match="batches must give at least one batch per epoch, got none in epoch 0"):
+        train(model, lambda epoch: [], towards(model, 1.0), Recipe(descent(model), epochs=1))
 
 
 @pytest.fixture
@@ -201,11 +210,9 @@ def watched(progress=True):
         model,
         one_batch,
         towards(model, 1.0),
-        optimizer=descent(model),
-        epochs=3,
+        Recipe(descent(model), epochs=3),
         validate=lambda: 0.25,
-        describe="a number",
-        progress=progress,
+        monitor=Monitor("a number", progress),
     )
 
 
@@ -257,10 +264,8 @@ def swung(validate, average, **more):
         model,
         lambda epoch: [sides[epoch % 2]],
         model.loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        epochs=5,
+        Recipe(descent(model, rate=1.0), epochs=5, average=average),
         validate=lambda: validate(model.w.item()),
-        average=average,
         **more,
     )
     return model, history
@@ -298,18 +303,3 @@ def test_a_run_that_goes_on_has_the_same_mean(tmp_path):
     again, gone_on = swung(abs, 4, checkpoint=Checkpoint(tmp_path / "run", resume=True))
     assert gone_on == history
     assert again.w.item() == whole.w.item()
-
-
-@pytest.mark.parametrize(("average", "validate"), [(0, abs), (2, None)])
-def test_an_average_needs_epochs_and_a_validation(average, validate):
-    model = Swing()
-    with pytest.raises(ValueError, match=f"average must be at least 1, and 1 without validate, got {average}"):
-        train(
-            model,
-            lambda epoch: [],
-            model.loss,
-            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-            epochs=1,
-            validate=validate and (lambda: 0.0),
-            average=average,
-        )

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from regard.models.recurrent import bahdanau
 from regard.models.transformer import transformer
-from regard.training import Checkpoint, Muon, train, warm_cosine
+from regard.training import Checkpoint, Muon, Recipe, train, warm_cosine
 from regard.training.muon import LENGTH, QUINTIC, matrices_of, orthogonal
 
 
@@ -126,7 +126,7 @@ def run(checkpoint=None, stop=None):
         return losses[-1]
 
     schedule = warm_cosine(optimizer, 24, warm=3)
-    train(model, batches, loss, optimizer=optimizer, schedule=schedule, epochs=4, checkpoint=checkpoint)
+    train(model, batches, loss, Recipe(optimizer, 4, schedule), checkpoint=checkpoint)
     return model
 
 

@@ -15,7 +15,7 @@ from regard.layers.watch import watch
 from regard.masks import causal
 from regard.tour.figures import draw_cells, draw_maps
 from regard.tour.findings import Finding, Picture, Row, Station
-from regard.training import train
+from regard.training import Monitor, Recipe, train
 
 SENTENCE, SWAPPED = ["the", "dog", "bit", "the", "man"], ["the", "man", "bit", "the", "dog"]
 SIZE, LENGTH, LETTERS, HEADS = 32, 10, "abcdefgh", 2
@@ -93,9 +93,8 @@ def two_rules(quick: bool) -> Iterator[Finding]:
             model,
             lambda epoch: [torch.randint(len(LETTERS), (64, LENGTH)) for _ in range(100)],
             lambda letters, model=model: loss_of(model(letters).flatten(0, 2), answers(letters).flatten()),  # type: ignore[misc]
-            optimizer=torch.optim.Adam(model.parameters(), lr=5e-3),
-            epochs=2 if quick else 5,
-            describe="a block learns two rules",
+            Recipe(torch.optim.Adam(model.parameters(), lr=5e-3), epochs=2 if quick else 5),
+            monitor=Monitor("a block learns two rules"),
         )
         with torch.no_grad():
             scores.append(float((model(test).argmax(dim=-1) == answers(test)).float().mean()))
@@ -156,9 +155,8 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
             network,
             lambda epoch: list(torch.split(torch.randperm(LEARNED), 64)),
             lambda some, network=network: loss_of(network(x[some]), y[some]),  # type: ignore[misc]
-            optimizer=torch.optim.Adam(network.parameters(), lr=1e-2),
-            epochs=4 if quick else 20,
-            describe="a ConvNet learns digits",
+            Recipe(torch.optim.Adam(network.parameters(), lr=1e-2), epochs=4 if quick else 20),
+            monitor=Monitor("a ConvNet learns digits"),
         )
         network.eval()
         with torch.no_grad():

@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 @contextlib.contextmanager
-def alone(checkpoint: Checkpoint | None) -> Iterator[None]:
+def run_lock(checkpoint: Checkpoint | None) -> Iterator[None]:
     """Two runs in one folder would overwrite each other: the second is refused. A run that was killed blocks nobody."""
     if checkpoint is None or fcntl is None:
         yield
@@ -107,7 +107,7 @@ STATES = ("best", "recent")
 
 
 @dataclass
-class Progressed:
+class RunState:
     """How far a run has come."""
 
     epoch: int = 0
@@ -127,7 +127,7 @@ class Progressed:
         return {name: value for name, value in vars(self).items() if name not in STATES} | numbers
 
     @classmethod
-    def restored(cls, saved: dict[str, Any]) -> "Progressed":
+    def restored(cls, saved: dict[str, Any]) -> "RunState":
         """What `saved` was taken of."""
         numbers = {name: list(map(float, saved[name])) for name in NUMBERS}
         at = cls(**{**saved, **numbers})
@@ -137,8 +137,8 @@ class Progressed:
         return at
 
 
-def keep(
-    checkpoint: Checkpoint, at: Progressed, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
+def write_checkpoint(
+    checkpoint: Checkpoint, at: RunState, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
 ) -> None:
     """Write a run down."""
     state = optimizer.state_dict()
@@ -160,9 +160,9 @@ def keep(
     saving.write(checkpoint.folder, config, {name: saving.array_of(tensor) for name, tensor in arrays.items()})
 
 
-def found(
+def read_checkpoint(
     checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
-) -> Progressed | None:
+) -> RunState | None:
     """The run in the folder, with everything set to where it was; None if there is none, or it is to be begun anew."""
     folder = Path(checkpoint.folder)
     if not (folder / saving.CONFIG).exists():
@@ -172,7 +172,7 @@ def found(
     if "checkpoint" not in config:
         raise ValueError(f"{folder} holds a model, not a run that could go on: choose another folder for checkpoints")
     try:
-        at = Progressed.restored(config["checkpoint"])
+        at = RunState.restored(config["checkpoint"])
         before = dict(config["about"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder} holds a run that is broken, or of another version of regard: {error}") from None

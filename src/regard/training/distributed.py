@@ -1,7 +1,7 @@
-"""Who trains together: this process alone, or all that `torchrun` or `accelerate launch` started.
+"""Several processes that train one model: those that `torchrun` started, or this process alone.
 
-Every process has the whole model, takes its share of the rows of each batch, and the gradients are added up: many
-processes train the same model as one. The processes find each other by `accelerate`.
+Every process has the whole model and takes its own rows of each batch; the gradients are summed. So several processes
+train the same model as one. They communicate by torch.distributed.
 """
 
 import os
@@ -12,68 +12,72 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
-class Team:
-    """One of `size` processes, counted from 0.
+class ProcessGroup:
+    """The processes that train together: their number, `size`, and the index of this one, `rank`.
 
     >>> import torch
-    >>> [Team(rank, size=2).share(torch.arange(5)).tolist() for rank in range(2)], Team.found().leads
-    ([[0, 2, 4], [1, 3]], True)
+    >>> [ProcessGroup(rank, size=2).shard(torch.arange(5)).tolist() for rank in range(2)]
+    [[0, 2, 4], [1, 3]]
+    >>> ProcessGroup.from_environment().is_main
+    True
     """
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def found(cls) -> "Team":
-        """The processes that were started together."""
+    def from_environment(cls) -> "ProcessGroup":
+        """The processes that `torchrun` started; this one alone if it was not started so."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
-        from accelerate import PartialState
-
-        state = PartialState(cpu=not torch.cuda.is_available())
-        return cls(state.process_index, state.num_processes)
+        if not torch.distributed.is_initialized():
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the one that writes and shows."""
+    def is_main(self) -> bool:
+        """Whether this process is the one that validates, writes files and shows progress."""
         return self.rank == 0
 
-    def share(self, batch: Batch) -> Batch:
+    def shard(self, batch: Batch) -> Batch:
         """This process's rows of a batch: of every tensor in it, along the first dimension."""
-        return batch if self.size == 1 else cut(batch, self.rank, self.size)
+        return batch if self.size == 1 else every_nth_row(batch, self.rank, self.size)
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes."""
         if self.size == 1:
             return tensor
-        from accelerate.utils import reduce
+        total = tensor.clone()
+        torch.distributed.all_reduce(total)
+        return total
 
-        summed: Tensor = reduce(tensor, "sum")
-        return summed
+    def from_main(self, number: float) -> float:
+        """The main process's number, in every process."""
+        return float(self.sum(torch.tensor(number if self.is_main else 0.0, dtype=torch.float64)))
 
-    def from_leader(self, number: float) -> float:
-        """A number that only the leader has worked out."""
-        return float(self.add(torch.tensor(number if self.leads else 0.0, dtype=torch.float64)))
-
-    def same(self, model: nn.Module) -> None:
-        """Give every process the leader's weights."""
+    def copy_from_main(self, model: nn.Module) -> None:
+        """Set the tensors of a model's state to the main process's."""
         if self.size > 1:
-            from accelerate.utils import broadcast
-
             for tensor in filter(torch.is_tensor, model.state_dict().values()):
-                tensor.copy_(broadcast(tensor.contiguous()))
+                received = tensor.contiguous()
+                torch.distributed.broadcast(received, src=0)
+                tensor.copy_(received)
 
     @contextmanager
-    def apart(self, *entropy: int) -> Iterator[None]:
-        """Random numbers of one's own in here, or dropout would hide the same in all shares; outside they are alike.
+    def own_random_numbers(self, *entropy: int) -> Iterator[None]:
+        """Random numbers that differ between processes; outside of this context they are the same in all.
 
-        They follow from `entropy` alone: who begins anew from there draws the same.
+        Otherwise dropout would use the same mask in all processes. The numbers depend on `entropy` alone, so that a
+        resumed run draws the same.
         """
         if self.size == 1:
             yield
@@ -83,39 +87,39 @@ class Team:
             torch.manual_seed(int(seed >> 1))  # torch takes 63 bits
             yield
 
-    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Add up what every process found, in one message. Who found nothing for a parameter counts as zero."""
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Sum the gradients over all processes, in one message. A missing gradient counts as zero."""
         if self.size == 1:
             return
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        summed = self.add(torch.cat([gradient.reshape(-1) for gradient in found]))
-        for parameter, part in zip(parameters, torch.split(summed, [p.numel() for p in parameters]), strict=True):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        total = self.sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))  # [numbers in all]
+        for parameter, part in zip(parameters, torch.split(total, [p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
 
 
-def cut(batch: Any, rank: int, size: int) -> Any:
-    """Every `size`-th row, from `rank` on, of all tensors in a nest of tuples, lists, dictionaries and dataclasses."""
+def every_nth_row(batch: Any, first: int, step: int) -> Any:
+    """Rows `first`, `first + step`, … of all tensors in nested tuples, lists, dictionaries and dataclasses."""
     if isinstance(batch, Tensor):
-        return batch[rank::size]
+        return batch[first::step]
     if isinstance(batch, dict):
-        return {name: cut(part, rank, size) for name, part in batch.items()}
+        return {name: every_nth_row(part, first, step) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(cut(part, rank, size) for part in batch))
+        return type(batch)(*(every_nth_row(part, first, step) for part in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(cut(part, rank, size) for part in batch)
+        return type(batch)(every_nth_row(part, first, step) for part in batch)
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{f.name: cut(getattr(batch, f.name), rank, size) for f in fields(batch)})
-    raise TypeError(f"several processes can share batches made of tensors, got {type(batch).__name__}")
+        return replace(batch, **{f.name: every_nth_row(getattr(batch, f.name), first, step) for f in fields(batch)})
+    raise TypeError(f"training with several processes needs batches made of tensors, got {type(batch).__name__}")
 
 
-def rows(batch: Any) -> int:
-    """How many rows the first tensor of a batch has; 1 for what has no rows."""
+def rows(batch: object) -> int:
+    """The number of rows of the first tensor in a batch; 1 if it has none."""
     first = next(tensors_in(batch), None)
     return 1 if first is None or not first.ndim else len(first)
 
 
-def tensors_in(batch: Any) -> Iterator[Any]:
-    """The tensors and arrays in a nest of tuples, lists, mappings and dataclasses, one after the other."""
+def tensors_in(batch: object) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+    """The tensors and arrays in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(batch, Tensor | np.ndarray):
         yield batch
     elif isinstance(batch, Mapping):

@@ -1,12 +1,12 @@
-"""The one training loop: every model that learns by gradients learns here.
+"""The one training loop, for every model that learns by gradients.
 
-    for each epoch:                    batches(epoch) says what is seen, and in which order
-        for each batch:                θ ← optimizer(θ, ∇ loss(batch)); the schedule moves on
-        validate():                    lower is better; the best state is kept, and given back at the end
+    for each epoch:                    batches(epoch) gives the epoch's batches in order
+        for each batch:                θ ← optimizer(θ, ∇ loss(batch)); schedule.step()
+        validate():                    lower is better; the model ends with the state of the best epoch
 
-The loop knows nothing of what it trains. A model, its data and its loss come in as callables, so that a
-kernel's metric and a translator are trained by the same lines. What is random is drawn by them: the same
-callables give the same result.
+The loop knows nothing about the model. Model, data and loss come in as callables, so that a kernel's metric and a
+translator are trained by the same lines. All random numbers are drawn by these callables: the same callables give the
+same result.
 """
 
 import copy
@@ -16,249 +16,248 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from regard.progress import ProgressBar
-from regard.training.checkpoint import Checkpoint, Progressed, alone, found, keep
-from regard.training.distributed import Team, rows
-from regard.training.settings import check_parts, check_settings
-from regard.training.tensorboard import scalars
+from regard.training.checkpoint import Checkpoint, RunState, read_checkpoint, run_lock, write_checkpoint
+from regard.training.distributed import ProcessGroup, rows
+from regard.training.recipe import Monitor, Recipe
 
 Batch = TypeVar("Batch")
 
 
 class History(NamedTuple):
-    """What a training went through, epoch by epoch. Epochs count from 0, as `batches` is asked for them.
+    """What happened in a training, epoch by epoch. Epochs count from 0, as in `batches(epoch)`.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(1, 1), torch.ones(1)
-    >>> descent = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> history = train(model, lambda epoch: [x], lambda x: model(x).square().sum(), optimizer=descent, epochs=3)
+    >>> recipe = Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=3)
+    >>> history = train(model, lambda epoch: [x], lambda x: model(x).square().sum(), recipe)
     >>> len(history.loss), history.loss[0] > history.loss[2], history.best_epoch
     (3, True, 2)
     """
 
     loss: tuple[float, ...]  # mean over the epoch's steps
-    validation: tuple[float, ...]  # empty where there was no `validate`
-    best_epoch: int  # whose state the model now has: the last of the lowest validation, or else the last
-    averaged: int = 0  # of how many last epochs it has the mean of their states instead; 0: it does not
-    best: float | None = None  # the validation of the state the model now has
+    validation: tuple[float, ...]  # empty without `validate`
+    best_epoch: int  # the last epoch with the lowest validation, whose state the model has; else the last epoch
+    averaged: int = 0  # the model has the mean of the states of this many last epochs instead; 0: it does not
+    best: float | None = None  # the validation of the model's state
 
 
 def train(
     model: nn.Module,
     batches: Callable[[int], Iterable[Batch]],
     loss: Callable[[Batch], Tensor],
+    recipe: Recipe,
     *,
-    optimizer: torch.optim.Optimizer,
-    schedule: LRScheduler | None = None,
-    epochs: int,
     validate: Callable[[], float] | None = None,
-    patience: int | None = None,
-    average: int = 1,
-    clip: float | None = None,
-    accumulate: int = 1,
-    count: Callable[[Batch], int] = rows,
-    unit: str | None = None,
+    monitor: Monitor | None = None,
     checkpoint: Checkpoint | None = None,
-    board: str | Path | None = None,
-    team: Team | None = None,
-    describe: str = "training",
-    progress: bool = True,
+    group: ProcessGroup | None = None,
 ) -> History:
-    """Trains the model in place, and says how it went.
+    """Train a model in place, and return the history of the training.
 
-    batches     what epoch 0, 1, … sees; what has a length moves the progress bar within the epoch. The same epoch
-                must be given the same batches, or a run that goes on would not be the one that was begun
-    loss        of one batch, a number to make small: the mean over what `count` counts
-    schedule    is stepped after every step of the optimizer
-    validate    is called after every epoch, without gradients and in `eval` mode; lower is better, and the
-                model ends with the state of the best epoch, of equal ones the last
-    patience    stops after so many epochs without a better validation
-    average     the mean of the states of so many last epochs is validated too, at the end, and taken where it is better
-    clip        the largest norm that the gradient, of all that the optimizer changes, may have
-    accumulate  batches to a step of the optimizer, for batches that do not fit into memory at once
-    count       how much a batch is worth beside others in a step: its rows, or its tokens
-    unit        what is counted, to show how many of them are seen in a second
-    checkpoint  where the run is kept, and whether it goes on; one that is finished, and not by `patience`, goes on if
-                more epochs are asked for
-    board       a folder for TensorBoard
-    team        the processes that train together; `Team.found()` are those that `torchrun` started
-    progress    a bar on stderr, where that is a terminal and it takes longer than a second
+    batches     the batches of epoch 0, 1, …; the progress bar moves within an epoch if they have a length. An epoch
+                must always give the same batches, so that a resumed run continues the one that was stopped
+    loss        of one batch, to be minimised: the mean over what `recipe.count` counts
+    validate    called after every epoch, without gradients and in `eval` mode; lower is better. The model ends with
+                the state of the best epoch, the last of equal ones
+    checkpoint  where the run is saved, and whether it is resumed; a finished run continues with a larger `epochs`
+    group       the processes that train together; `ProcessGroup.from_environment()` has those that `torchrun` started
 
     >>> import torch
     >>> line = torch.nn.Linear(1, 1)
     >>> x = torch.linspace(-1, 1, 9).unsqueeze(-1)
-    >>> loss = lambda batch: (line(batch) - 3 * batch).square().mean()
-    >>> optimizer = torch.optim.Adam(line.parameters(), lr=0.1)
-    >>> history = train(line, lambda epoch: [x], loss, optimizer=optimizer, epochs=200)
+    >>> recipe = Recipe(torch.optim.Adam(line.parameters(), lr=0.1), epochs=200)
+    >>> history = train(line, lambda epoch: [x], lambda x: (line(x) - 3 * x).square().mean(), recipe)
     >>> round(line.weight.item(), 2)
     3.0
     """
-    check_settings(epochs, validate, patience, clip, accumulate, average)
-    check_parts(model, schedule, checkpoint)
-    team = team or Team()
-    shown = ProgressBar(describe, epochs, shown=progress and team.leads)
-    note_down = scalars(board if team.leads else None)
-    with alone(checkpoint if team.leads else None), mode_kept(model), shown as bar, note_down as note:
-        at = (found(checkpoint, model, optimizer, schedule) if checkpoint else None) or Progressed()
-        at.finished = is_over(at, epochs, patience)
-        team.same(model)
-        run = Run(model, loss, optimizer, schedule, clip, accumulate, count, unit, checkpoint, team, bar, note, at)
-        while not is_over(at, epochs, patience):
-            run.epoch(batches(at.epoch))
-            if validate is None:
-                at.best_epoch = at.epoch
-            else:
-                at.validations.append(validated(model, validate, at.epoch, team))
-                # Of equals the last is kept, which has learned most.
-                if at.best is None or at.validations[-1] <= at.validations[at.best_epoch]:
-                    at.best_epoch, at.best = at.epoch, copied_state(model)
-                bar.note(best=at.validations[at.best_epoch])
-                note("validation", at.validations[-1], at.steps)
-            at.recent = [*at.recent, copied_state(model)][-average:] if average > 1 else []
-            at.epoch += 1
-            at.finished = is_over(at, epochs, patience)
-            run.keep()
-        averaged = len(at.recent) if len(at.recent) > 1 else 0
-        best = at.validations[at.best_epoch] if validate is not None and at.best is not None else None
-        if averaged and validate is not None and best is not None:
-            model.load_state_dict(mean_state(at.recent))
-            value = validated(model, validate, at.epoch, team)
-            averaged, best = (averaged, value) if value < best else (0, best)
-    if at.best is not None and not averaged:
-        model.load_state_dict(at.best)
-    return History(tuple(at.epoch_losses), tuple(at.validations), at.best_epoch, averaged, best)
+    check_arguments(model, recipe, validate, checkpoint)
+    monitor, group = monitor or Monitor(), group or ProcessGroup()
+    if not group.is_main:
+        monitor = Monitor(progress=False)
+    bar = ProgressBar(monitor.description, recipe.epochs, shown=monitor.progress)
+    lock = run_lock(checkpoint if group.is_main else None)
+    with lock, restored_modes(model), bar, monitor.scalar_log() as log:
+        state = checkpoint and read_checkpoint(checkpoint, model, recipe.optimizer, recipe.schedule)
+        run = Run(model, loss, recipe, validate, monitor, checkpoint, group, bar, log, state or RunState())
+        group.copy_from_main(model)
+        run.state.finished = run.is_over()
+        while not run.is_over():
+            run.epoch(batches(run.state.epoch))
+        return run.finish()
 
 
-def is_over(at: Progressed, epochs: int, patience: int | None) -> bool:
-    """Whether a run has all its epochs, or too many without a better validation. One that is asked for more goes on."""
-    if at.epoch >= epochs or patience is None or not at.validations:
-        return at.epoch >= epochs
-    return len(at.validations) - 1 - at.validations.index(min(at.validations)) >= patience
+def check_arguments(
+    model: nn.Module, recipe: Recipe, validate: Callable[[], float] | None, checkpoint: Checkpoint | None
+) -> None:
+    """Raise before the first batch on what does not fit together."""
+    if validate is None and recipe.patience is not None:
+        raise ValueError(f"patience needs validate, got patience={recipe.patience} and validate=None")
+    if validate is None and recipe.average > 1:
+        raise ValueError(f"average needs validate, got average={recipe.average} and validate=None")
+    if checkpoint is not None:
+        others = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
+        if others:
+            raise TypeError(f"a checkpoint can only hold tensors, but the state of the model also has {others}")
 
 
 @dataclass
 class Run(Generic[Batch]):
-    """One training under way: the arguments of `train`, where it shows and notes, and how far it has come."""
+    """A training in progress: the arguments of `train`, where its numbers are shown, and its state."""
 
     model: nn.Module
     loss: Callable[[Batch], Tensor]
-    optimizer: torch.optim.Optimizer
-    schedule: LRScheduler | None
-    clip: float | None
-    accumulate: int
-    count: Callable[[Batch], int]
-    unit: str | None
+    recipe: Recipe
+    validate: Callable[[], float] | None
+    monitor: Monitor
     checkpoint: Checkpoint | None
-    team: Team
+    group: ProcessGroup
     bar: ProgressBar
-    note: Callable[[str, float, int], None]
-    at: Progressed
-    seed: int = field(default_factory=torch.initial_seed)  # a run that goes on has that of before
+    log: Callable[[str, float, int], None]
+    state: RunState
+    seed: int = field(default_factory=torch.initial_seed)  # a resumed run has that of the run it resumes
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that the optimizer changes."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        """All parameters of the optimizer."""
+        return [parameter for group in self.recipe.optimizer.param_groups for parameter in group["params"]]
+
+    def is_over(self) -> bool:
+        """Whether all epochs are done, or the last `patience` epochs had no better validation."""
+        epoch, validations, patience = self.state.epoch, self.state.validations, self.recipe.patience
+        if epoch >= self.recipe.epochs or patience is None or not validations:
+            return epoch >= self.recipe.epochs
+        return len(validations) - 1 - validations.index(min(validations)) >= patience
 
     def epoch(self, batches: Iterable[Batch]) -> None:
-        """One pass over the epoch's batches, from the first that is not yet done."""
-        self.model.train()
-        at, length = self.at, len(batches) if isinstance(batches, Sized) else None
-        left = itertools.islice(batches, at.batches, None)
-        began, seen = time.perf_counter(), 0
-        while group := list(itertools.islice(left, self.accumulate)):
-            value, counted = self.step(group)
-            at.losses.append(value)
-            at.batches, at.steps, seen = at.batches + len(group), at.steps + 1, seen + counted
-            per_second = {f"{self.unit}/s": seen / (time.perf_counter() - began)} if self.unit else {}
-            self.bar.note(loss=value, done=at.epoch + (at.batches / length if length else 0), **per_second)
-            self.note("loss", value, at.steps)
-            self.note("rate", self.optimizer.param_groups[0]["lr"], at.steps)
-            for name, number in per_second.items():
-                self.note(name, number, at.steps)
-            if self.checkpoint and at.steps % self.checkpoint.every == 0:
-                self.keep()
-        if not at.losses:
-            raise ValueError(f"batches must give at least one batch an epoch, got none in epoch {at.epoch}")
-        self.team.same(self.model)  # what is no parameter, as a running mean, each has from its own rows
-        at.epoch_losses.append(sum(at.losses) / len(at.losses))
-        at.batches, at.losses = 0, []
-        self.bar.note(done=at.epoch + 1)
-
-    def step(self, group: list[Batch]) -> tuple[float, int]:
-        """One step down the gradient of some batches; the loss it started from, and how much was counted."""
-        self.optimizer.zero_grad()
-        if len(group) == self.team.size == 1:
-            value, counted = self.backward(self.loss(group[0])), self.count(group[0])
+        """One pass over the batches, the validation after it, and a checkpoint."""
+        self.steps(batches)
+        state, average = self.state, self.recipe.average
+        if self.validate is None:
+            state.best_epoch = state.epoch
         else:
-            with self.team.apart(self.seed, self.at.steps):
-                value, counted = self.together(group)
-        if self.clip is not None or self.checkpoint is not None:
-            limit = math.inf if self.clip is None else self.clip
-            self.check(float(nn.utils.clip_grad_norm_(self.parameters, limit)), "gradient")
-        self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
-        return value, counted
+            state.validations.append(self.validation(self.validate))
+            # Of equal epochs the last is best: it has trained longest.
+            if state.best is None or state.validations[-1] <= state.validations[state.best_epoch]:
+                state.best_epoch, state.best = state.epoch, copied_state(self.model)
+            self.bar.note(best=state.validations[state.best_epoch])
+            self.log("validation", state.validations[-1], state.steps)
+        state.recent = [*state.recent, copied_state(self.model)][-average:] if average > 1 else []
+        state.epoch += 1
+        state.finished = self.is_over()
+        self.save()
 
-    def together(self, group: list[Batch]) -> tuple[float, int]:
-        """The gradient of the mean over several batches, each shared by all processes."""
-        total, counted = 0.0, 0
-        for batch in map(self.team.share, group):
-            here = self.count(batch) if rows(batch) else 0
-            if here:
-                total += self.backward(self.loss(batch) * here)
-                counted += here
-        both = self.team.add(torch.tensor([total, counted], dtype=torch.float64)).tolist()
-        self.team.add_gradients(self.parameters)
-        torch._foreach_div_([p.grad for p in self.parameters if p.grad is not None], both[1])
-        return both[0] / both[1], int(both[1])
+    def steps(self, batches: Iterable[Batch]) -> None:
+        """The steps of an epoch, from the first batch that is not yet done."""
+        self.model.train()
+        state, length = self.state, len(batches) if isinstance(batches, Sized) else None
+        remaining = itertools.islice(batches, state.batches, None)
+        start, total = time.perf_counter(), 0
+        while some := list(itertools.islice(remaining, self.recipe.accumulate)):
+            value, count = self.step(some)
+            state.losses.append(value)
+            state.batches, state.steps, total = state.batches + len(some), state.steps + 1, total + count
+            unit = self.monitor.unit
+            per_second = {f"{unit}/s": total / (time.perf_counter() - start)} if unit else {}
+            self.bar.note(loss=value, done=state.epoch + (state.batches / length if length else 0), **per_second)
+            rate = self.recipe.optimizer.param_groups[0]["lr"]
+            for name, number in {"loss": value, "rate": rate, **per_second}.items():
+                self.log(name, number, state.steps)
+            if self.checkpoint and state.steps % self.checkpoint.every == 0:
+                self.save()
+        if not state.losses:
+            raise ValueError(f"batches must give at least one batch per epoch, got none in epoch {state.epoch}")
+        # Each process has its own buffers, such as running means, from its own rows.
+        self.group.copy_from_main(self.model)
+        state.epoch_losses.append(sum(state.losses) / len(state.losses))
+        state.batches, state.losses = 0, []
+        self.bar.note(done=state.epoch + 1)
+
+    def step(self, batches: list[Batch]) -> tuple[float, int]:
+        """One step of the optimizer on some batches; returns the loss before it and their total count."""
+        optimizer, clip = self.recipe.optimizer, self.recipe.clip
+        optimizer.zero_grad()
+        if len(batches) == self.group.size == 1:
+            value, count = self.backward(self.loss(batches[0])), self.recipe.count(batches[0])
+        else:
+            with self.group.own_random_numbers(self.seed, self.state.steps):
+                value, count = self.backward_of_shards(batches)
+        if clip is not None or self.checkpoint is not None:
+            norm = nn.utils.clip_grad_norm_(self.parameters, math.inf if clip is None else clip)
+            self.check_finite(float(norm), "gradient")
+        optimizer.step()
+        if self.recipe.schedule is not None:
+            self.recipe.schedule.step()
+        return value, count
+
+    def backward_of_shards(self, batches: list[Batch]) -> tuple[float, int]:
+        """The gradient of the mean over several batches, each divided among all processes."""
+        total, count = 0.0, 0
+        for batch in map(self.group.shard, batches):
+            weight = self.recipe.count(batch) if rows(batch) else 0
+            if weight:
+                total += self.backward(self.loss(batch) * weight)
+                count += weight
+        sums = self.group.sum(torch.tensor([total, count], dtype=torch.float64)).tolist()
+        self.group.sum_gradients(self.parameters)
+        torch._foreach_div_([p.grad for p in self.parameters if p.grad is not None], sums[1])
+        return sums[0] / sums[1], int(sums[1])
 
     def backward(self, loss: Tensor) -> float:
-        """The gradients of a loss, which must be a number."""
+        """Add the gradients of a loss, and return its value."""
         value = float(loss.detach())
-        self.check(value, "loss")
+        self.check_finite(value, "loss")
         loss.backward()  # type: ignore[no-untyped-call]
         return value
 
-    def check(self, value: float, what: str) -> None:
-        """What is no number would make all weights none, and be written down."""
+    def check_finite(self, value: float, name: str) -> None:
+        """Raise on NaN or inf before it reaches the weights or a checkpoint."""
         if not math.isfinite(value):
-            rate = self.optimizer.param_groups[0]["lr"]
-            # Who does not clip may have no such setting.
-            clip = "" if self.clip is None else f" clip={self.clip / 10:g},"
+            rate, clip = self.recipe.optimizer.param_groups[0]["lr"], self.recipe.clip
+            # Without clipping, the caller may have no such setting.
+            smaller_clip = "" if clip is None else f" clip={clip / 10:g},"
             raise FloatingPointError(
-                f"the {what} became {value} in epoch {self.at.epoch}, batch {self.at.batches}: try a smaller learning"
-                f" rate than {rate:g},{clip} or look for NaN and huge numbers in the data"
+                f"the {name} became {value} in epoch {self.state.epoch}, batch {self.state.batches}: try a smaller"
+                f" learning rate than {rate:g},{smaller_clip} or look for NaN and huge numbers in the data"
             )
 
-    def keep(self) -> None:
-        """Write the run down."""
-        if self.checkpoint and self.team.leads:
-            keep(self.checkpoint, self.at, self.model, self.optimizer, self.schedule)
+    def validation(self, validate: Callable[[], float]) -> float:
+        """The value of `validate`, computed by the main process. It may be infinite, but not NaN."""
+        self.model.eval()
+        with torch.no_grad():
+            value = self.group.from_main(float(validate()) if self.group.is_main else 0.0)
+        if math.isnan(value):
+            raise FloatingPointError(
+                f"validation gave NaN after epoch {self.state.epoch}: try a smaller learning rate, or look for NaN in"
+                " the validation data"
+            )
+        return value
 
+    def save(self) -> None:
+        """Write a checkpoint, if there is a folder for it."""
+        if self.checkpoint and self.group.is_main:
+            write_checkpoint(self.checkpoint, self.state, self.model, self.recipe.optimizer, self.recipe.schedule)
 
-def validated(model: nn.Module, validate: Callable[[], float], epoch: int, team: Team) -> float:
-    """The validation, which may be infinite but must be a number: NaN is better and worse than nothing."""
-    model.eval()
-    with torch.no_grad():
-        value = team.from_leader(float(validate()) if team.leads else 0.0)
-    if math.isnan(value):
-        raise FloatingPointError(
-            f"validation gave NaN after epoch {epoch}: try a smaller learning rate, or look for NaN in what it reads"
-        )
-    return value
+    def finish(self) -> History:
+        """Set the model to its best state: that of the best epoch, or the mean of the last ones."""
+        state, averaged = self.state, len(self.state.recent) if len(self.state.recent) > 1 else 0
+        best = state.validations[state.best_epoch] if self.validate is not None and state.best is not None else None
+        if averaged and self.validate is not None and best is not None:
+            self.model.load_state_dict(mean_state(state.recent))
+            value = self.validation(self.validate)
+            averaged, best = (averaged, value) if value < best else (0, best)
+        if state.best is not None and not averaged:
+            self.model.load_state_dict(state.best)
+        return History(tuple(state.epoch_losses), tuple(state.validations), state.best_epoch, averaged, best)
 
 
 def copied_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state as it is now: `state_dict` alone would go on changing with the model.
+    """A copy of a model's state: the tensors of `state_dict` itself change with the model.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -274,18 +273,18 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of some states; of what is counted in whole numbers, or is none, the last."""
+    """The mean of several states; the last value of integers and of what is not a tensor."""
 
-    def mean(parts: list[Tensor]) -> Tensor:
-        is_mean = isinstance(parts[0], Tensor) and parts[0].is_floating_point()
-        return torch.stack(parts).mean(dim=0) if is_mean else parts[-1]
+    def mean(values: list[Tensor]) -> Tensor:
+        is_float = isinstance(values[0], Tensor) and values[0].is_floating_point()
+        return torch.stack(values).mean(dim=0) if is_float else values[-1]
 
     return {name: mean([state[name] for state in states]) for name in states[-1]}
 
 
 @contextmanager
-def mode_kept(model: nn.Module) -> Iterator[None]:
-    """Leaves each part of a model in `train` or `eval` mode as it was."""
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the `train` or `eval` mode of each module at the end."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield

@@ -281,9 +281,10 @@ def test_settings_reach_the_training(monkeypatch):
 
     given = {}
 
-    def watched(network, batches, loss, **settings):
-        given.update(settings, orders=[[batch.target.tolist() for batch in batches(epoch)] for epoch in range(2)])
-        return train(network, batches, loss, **settings)
+    def watched(network, batches, loss, recipe, **settings):
+        given.update(vars(recipe), progress=settings["monitor"].progress)
+        given.update(orders=[[batch.target.tolist() for batch in batches(epoch)] for epoch in range(2)])
+        return train(network, batches, loss, recipe, **settings)
 
     train = bag_learner.train
     monkeypatch.setattr(bag_learner, "train", watched)

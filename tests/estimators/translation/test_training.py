@@ -23,7 +23,7 @@ def test_smoothing_reaches_the_loss():
 @pytest.mark.parametrize(("optimizer", "kind"), [("muon", Muon), ("adamw", torch.optim.AdamW)])
 def test_the_optimizer_is_the_one_that_was_asked_for(monkeypatch, optimizer, kind):
     given = {}
-    monkeypatch.setattr(translation_learning, "train", lambda *parts, **settings: given.update(settings))
+    monkeypatch.setattr(translation_learning, "train", lambda *parts, **settings: given.update(vars(parts[3])))
     translator = Translator("luong", **TINY | {"optimizer": optimizer, "learning_rate": 0.02, "weight_decay": 0.3})
     found = material(translator, *dates(60), None, 0)
     translation_learning.learn(translator, found, translator.make_model(found.known), 0, None, None)

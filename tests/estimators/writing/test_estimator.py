@@ -255,9 +255,9 @@ def test_settings_reach_the_training(monkeypatch, optimizer, kind):
 
     given = {}
 
-    def watched(model, batches, loss, **settings):
-        given.update(settings, model=model)
-        return train(model, batches, loss, **settings)
+    def watched(model, batches, loss, recipe, **settings):
+        given.update(vars(recipe), model=model)
+        return train(model, batches, loss, recipe, **settings)
 
     train = module.train
     monkeypatch.setattr(module, "train", watched)

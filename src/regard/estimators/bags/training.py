@@ -19,7 +19,7 @@ from regard.data.bags import Bags
 from regard.estimators.bags.base import OverBags
 from regard.estimators.settings import seed_of
 from regard.models.bag import BagAttention, BagModel, GatedScore, MaxPooling, MeanPooling, TanhScore, linear_score
-from regard.training import History, train
+from regard.training import History, Monitor, Recipe, train
 
 Array = Any
 NETWORKS = ("softmax", "gated", "mean", "max")
@@ -109,18 +109,16 @@ class BagLearner(OverBags):
             torch.manual_seed(seed)
             network = self.make_network(outputs)
             validation = batch_of(held) if len(held) else None
+            optimizer = torch.optim.Adam(
+                network.parameters(), lr=self.rate(), weight_decay=self.weight_decay, fused=True
+            )
             self.history_ = train(
                 network,
                 batches,
                 loss,
-                optimizer=torch.optim.Adam(
-                    network.parameters(), lr=self.rate(), weight_decay=self.weight_decay, fused=True
-                ),
-                epochs=self.passes(),
+                Recipe(optimizer, self.passes(), patience=self.patience if len(held) else None),
                 validate=None if validation is None else lambda: float(loss(validation)),
-                patience=self.patience if len(held) else None,
-                describe=type(self).__name__,
-                progress=self.verbose,
+                monitor=Monitor(type(self).__name__, self.verbose),
             )
         self.network_ = network.double().eval().requires_grad_(False)
 

@@ -19,7 +19,7 @@ from regard.estimators.captioning.scores import caption_scores, has_words
 from regard.estimators.common import adamw
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
-from regard.training import Checkpoint, History, Team, train, warm_cosine
+from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 MEASURED = 500
 """Images by whose grids those of a frozen encoder are scaled."""
@@ -115,21 +115,20 @@ def learn(
             model,
             batches,
             loss,
-            optimizer=optimizer,
-            schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
-            epochs=settings.epochs,
+            Recipe(
+                optimizer,
+                settings.epochs,
+                schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
+                clip=settings.clip,
+                accumulate=settings.accumulate,
+                count=words_of,
+                average=settings.average,
+                patience=settings.patience,
+            ),
             validate=lambda: validated(settings, found, decoder, grids),
-            patience=settings.patience,
-            average=settings.average,
-            clip=settings.clip,
-            accumulate=settings.accumulate,
-            count=words_of,
-            unit="words",
+            monitor=Monitor("learning to caption", settings.verbose, unit="words", tensorboard=board),
             checkpoint=checkpoint,
-            board=board,
-            team=Team.found(),
-            describe="learning to caption",
-            progress=settings.verbose,
+            group=ProcessGroup.from_environment(),
         )
         if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
             check_drawn(history.best_epoch + 1, len(history.validation), decoder.soft_steps / len(batches(0)))

@@ -34,7 +34,7 @@ from regard.estimators.tables.metric_small_steps import one_thread, subnormals_a
 from regard.estimators.tables.metric_trials import Sample, Split, Trial, held_out, standardised
 from regard.kernels import Mixed
 from regard.scores import Gaussian, InnerProduct, Score, is_inner_product
-from regard.training import History, copied_state, train
+from regard.training import History, Monitor, Recipe, copied_state, train
 
 METRICS = ("scalar", "diagonal", "full")
 BATCH = 512
@@ -196,13 +196,9 @@ def run(
         model,
         lambda epoch: [drawn(sample, split, score, stage, generator) for _ in range(stage.steps // EPOCHS)],
         lambda trial: trial.loss(model),
-        optimizer=optimizer,
-        schedule=CosineAnnealingLR(optimizer, stage.steps, stage.rate / 20),
-        epochs=EPOCHS,
+        Recipe(optimizer, EPOCHS, CosineAnnealingLR(optimizer, stage.steps, stage.rate / 20), clip=1.0),
         validate=lambda: trial.loss(model).sqrt().item(),
-        clip=1.0,
-        describe=f"learning the metric ({stage.parameter.replace('_', ' ')})",
-        progress=progress,
+        monitor=Monitor(f"learning the metric ({stage.parameter.replace('_', ' ')})", progress),
     )
     if history.validation[history.best_epoch] > before:
         model.load_state_dict(state)

@@ -19,7 +19,7 @@ from regard.estimators.translation.decoding import searched
 from regard.estimators.translation.networks import Seq2Seq
 from regard.estimators.translation.scores import TranslationScore, translation_score
 from regard.ops.cross_entropy import cross_entropy
-from regard.training import Checkpoint, History, Team, train, warm_cosine
+from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 VALIDATED = 1000
 """Sentences that a validation translates."""
@@ -115,21 +115,20 @@ def learn(
         model,
         lambda epoch: TokenBatches(*tokens(epoch), settings.batch_tokens, (seed, epoch)),
         lambda batch: loss(model, batch, settings.smoothing),
-        optimizer=optimizer,
-        schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
-        epochs=settings.epochs,
+        Recipe(
+            optimizer,
+            settings.epochs,
+            schedule=warm_cosine(optimizer, steps, warm=min(settings.warm, steps), least=0.02),
+            clip=settings.clip,
+            accumulate=settings.accumulate,
+            count=tokens_of,
+            average=settings.average,
+            patience=settings.patience,
+        ),
         validate=lambda: -float(bleu(settings, found, model)),
-        patience=settings.patience,
-        average=settings.average,
-        clip=settings.clip,
-        accumulate=settings.accumulate,
-        count=tokens_of,
-        unit="tokens",
+        monitor=Monitor("learning to translate", settings.verbose, unit="tokens", tensorboard=board),
         checkpoint=checkpoint,
-        board=board,
-        team=Team.found(),
-        describe="learning to translate",
-        progress=settings.verbose,
+        group=ProcessGroup.from_environment(),
     )
 
 

@@ -34,7 +34,7 @@ from regard.estimators.writing.evidence import TextEvidence, looked_at
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.saving import array_of, write
-from regard.training import History, Team, train, warm_cosine
+from regard.training import History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 VALIDATED = 1 << 16
 """Tokens of the held-out part that a validation reads."""
@@ -154,20 +154,19 @@ class Writer(BaseEstimator):  # type: ignore[misc]
                 model,
                 windows,
                 model.loss,
-                optimizer=optimizer,
-                schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
-                epochs=math.ceil(self.steps / every),
+                Recipe(
+                    optimizer,
+                    math.ceil(self.steps / every),
+                    schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
+                    clip=self.clip,
+                    accumulate=self.accumulate,
+                    count=lambda batch: batch[:, 1:].numel(),
+                    patience=self.patience,
+                ),
                 validate=lambda: mean_loss(model, validated[:VALIDATED]),
-                patience=self.patience,
-                clip=self.clip,
-                accumulate=self.accumulate,
-                count=lambda batch: batch[:, 1:].numel(),
-                unit="tokens",
+                monitor=Monitor("learning to write", self.verbose, unit="tokens", tensorboard=board),
                 checkpoint=kept_run(self, checkpoint, resume, every=every, seed=seed, data=[content]),
-                board=board,
-                team=Team.found(),
-                describe="learning to write",
-                progress=self.verbose,
+                group=ProcessGroup.from_environment(),
             )
         self.tokenizer_, self.history_ = tokenizer, history
         self.model_ = model.eval().requires_grad_(False)

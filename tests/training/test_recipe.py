@@ -5,7 +5,7 @@ import torch
 from helpers.small_runs import StoppedError, batches, same
 from torch import nn
 
-from regard.training import Checkpoint, train
+from regard.training import Checkpoint, Recipe, train
 
 
 def scheduled(schedule, checkpoint=None, stop=None):
@@ -20,7 +20,7 @@ def scheduled(schedule, checkpoint=None, stop=None):
             raise StoppedError
         return model(batch).square().mean()
 
-    train(model, batches, loss, optimizer=optimizer, schedule=schedule(optimizer), epochs=4, checkpoint=checkpoint)
+    train(model, batches, loss, Recipe(optimizer, 4, schedule(optimizer)), checkpoint=checkpoint)
     return model, rates
 
 
@@ -52,17 +52,12 @@ class Extra(nn.Linear):
 
 def test_what_is_no_tensor_is_copied_and_not_kept(tmp_path):
     model = Extra(5, 1)
-    settings = {
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "epochs": 3,
-        "validate": lambda: 1.0,
-        "average": 2,
-    }
+    recipe = Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=3, average=2)
     loss = lambda batch: model(batch).square().mean()  # noqa: E731
-    train(model, batches, loss, **settings)
+    train(model, batches, loss, recipe, validate=lambda: 1.0)
     assert model.mine == {"of": "mine"}
-    with pytest.raises(TypeError, match=r"a checkpoint holds tensors, .* the model also has .'_extra_state'"):
-        train(model, batches, loss, checkpoint=Checkpoint(tmp_path / "run"), **settings)
+    with pytest.raises(TypeError, match=r"a checkpoint can only hold tensors, .* also has .'_extra_state'"):
+        train(model, batches, loss, recipe, validate=lambda: 1.0, checkpoint=Checkpoint(tmp_path / "run"))
 
 
 def test_a_schedule_that_must_be_told_something_is_refused():
@@ -70,7 +65,7 @@ def test_a_schedule_that_must_be_told_something_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(TypeError, match="call the step of ReduceLROnPlateau at the end of validate"):
-        train(model, batches, lambda batch: model(batch).mean(), optimizer=optimizer, schedule=plateau, epochs=1)
+        Recipe(optimizer, epochs=1, schedule=plateau)
 
 
 def test_milestones_are_those_of_the_run_that_goes_on(tmp_path):
