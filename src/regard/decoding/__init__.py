@@ -1,26 +1,40 @@
-"""Decoding: how the probabilities of the next token become a sequence.
+"""Decoding: from the probabilities of the next token to a sequence.
 
-    step(state, last) → (state', log p(next | all so far))
+    step(state, last) → (state', log p(next | all tokens so far))
 
-    greedy   the likeliest token each time
-    beam     the `size` likeliest beginnings each time; of what ended, the best log p / penalty(length)
-    sample   a token drawn each time, as it comes
+    greedy   the likeliest token at each step
+    beam     the `size` likeliest prefixes at each step; of the finished ones, the best log p / penalty(length)
+    sample   a random token at each step, given as a stream
 
-All of it works on a `Step` and knows no model. The state is the step's own affair, an RNN's tensors or a cache of
-keys and values: decoding only picks rows of it (`select`), because rows that are over leave the batch, and a
-beam's rows change places. A state that is changed in place is used up by a search.
+All three work on a `Step` and know no model. The state belongs to the step: an RNN's tensors, or a cache of keys and
+values. Decoding only selects rows of it (`select`), because finished rows leave the batch and the rows of a beam are
+reordered. A state that is changed in place cannot be used again after a search. `decode_batches` runs a search over
+many inputs, a batch at a time.
 
-What else a caller wants to know of the winning tokens, such as attention weights, is found by reading them once
-more, all at once and teacher-forced: cheaper than keeping it for every hypothesis that loses. Where reading again
-would give something else (a drawn look, say), the state can carry it: its rows follow their hypotheses.
+Anything else about the winning tokens, such as their attention weights, comes from one teacher-forced pass over them:
+that is cheaper than keeping it for every hypothesis that loses. If a second pass would give something else (a random
+attention, say), the state can carry it: its rows follow their hypotheses.
 
-Equals are settled always alike: the earlier hypothesis first, then the lower token. No gradient is kept. Dropout
-and the like are the model's affair: put it in `eval` mode.
+Ties are always broken the same way: the earlier hypothesis first, then the lower token. No gradient is recorded.
+Dropout is up to the model: put it in `eval` mode.
 """
 
+from regard.decoding.batched import Batch, decode_batches
 from regard.decoding.beam import beam
-from regard.decoding.sampling import greedy, sample
+from regard.decoding.sampling import greedy, largest, nucleus, sample
 from regard.decoding.step import Fixed, Hypothesis, Step, forbid, select
-from regard.decoding.topk import largest, nucleus
 
-__all__ = ["Fixed", "Hypothesis", "Step", "beam", "forbid", "greedy", "largest", "nucleus", "sample", "select"]
+__all__ = [
+    "Batch",
+    "Fixed",
+    "Hypothesis",
+    "Step",
+    "beam",
+    "decode_batches",
+    "forbid",
+    "greedy",
+    "largest",
+    "nucleus",
+    "sample",
+    "select",
+]

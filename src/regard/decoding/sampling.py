@@ -1,13 +1,19 @@
-"""One sequence a row, one token after the other: the likeliest, or a drawn one.
+"""One sequence a row, token by token: the likeliest or a random one.
 
     token_t = argmax log p(· | token_<t)                     greedy
     token_t ~ p(· | token_<t)^(1/temperature), filtered      sample
 
-Rows that are over leave the batch.
+Filters of log probabilities `[rows, vocabulary]`; each row keeps at least its likeliest token:
+
+    largest   the k likeliest tokens
+    nucleus   the fewest likeliest tokens that together reach a probability
+
+Finished rows leave the batch.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,24 +23,27 @@ from regard.decoding.step import (
     Hypothesis,
     State,
     Step,
-    ask,
-    check_numbers,
+    check_log_probs,
     check_possible,
     check_start,
-    limits,
+    checked_step,
+    length_limits,
     select,
 )
-from regard.decoding.topk import largest, nucleus
+
+BLOCK = 64
+"""Values of which only the maximum is compared at first: five times faster than torch's topk over all of them."""
+
+FIRST_TOKENS = 256
+"""Number of tokens that are tried as a nucleus before all are sorted."""
 
 
 def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: int | Tensor) -> list[Hypothesis]:
-    """The likeliest token each time, until the end: one hypothesis a row.
+    """The likeliest token at each step, until the end: one hypothesis a row, whose score is its log probability.
 
-    start    the token that each row begins with, `[rows]`
+    start    the first token of each row, `[rows]`
     end      the token that ends a row
-    length   the most tokens that a row may get, the end included: a number, or one for each row
-
-    Rows that are over leave the batch. The score is the log probability.
+    length   the maximum number of tokens of a row, including the end: one number, or one for each row
 
     >>> import torch
     >>> table = torch.tensor([[0.0, 0.9, 0.1], [0.3, 0.1, 0.6], [1.0, 0.0, 0.0]]).log()
@@ -44,20 +53,16 @@ def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: 
     check_start(start, end)
     total = torch.zeros(len(start), dtype=torch.float64, device=start.device)
     columns = []
-    for row, token, log_probs in write(step, state, start, likeliest, end, limits(length, start)):
-        columns.append(spread(row, token, len(start)))
+    for row, token, log_probs in generate(step, state, start, likeliest, end, length_limits(length, start)):
+        columns.append(scatter_rows(row, token, len(start)))
         total[row] += log_probs.gather(1, token[:, None]).squeeze(1)
     if not columns:
         return []
-    tokens = torch.stack(columns, dim=1)  # [rows, longest], -1 behind the last
+    tokens = torch.stack(columns, dim=1)  # [rows, longest], -1 after the last
     finished = (tokens == end).any(dim=1)
     count = (tokens >= 0).sum(dim=1) - finished.long()
-    return [
-        Hypothesis(written[:n], score=score, log_probability=score, finished=ended)
-        for written, n, score, ended in zip(
-            tokens.tolist(), count.tolist(), total.tolist(), finished.tolist(), strict=True
-        )
-    ]
+    rows = zip(tokens.tolist(), count.tolist(), total.tolist(), finished.tolist(), strict=True)
+    return [Hypothesis(row[:n], score, score, ended) for row, n, score, ended in rows]
 
 
 def sample(
@@ -72,15 +77,16 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Draws one token a row after the other, and gives them as they come: `[rows]` each, -1 where a row is over.
+    """Random tokens, one a row at each step, as a stream: `[rows]` each, -1 for a finished row.
 
-    start         the token that each row begins with, `[rows]`
-    end           the token that ends a row; it is given too. None: rows end by their length alone
-    length        the most tokens that a row may get, the end included: a number, or one for each row
+    start         the first token of each row, `[rows]`
+    end           the token that ends a row; it is given too. None: rows end at their length
+    length        the maximum number of tokens of a row, including the end: one number, or one for each row
     temperature   log probabilities are divided by it; 0 takes the likeliest token
-    top_k         draws from so many tokens, the likeliest (`largest`)
-    top_p         draws from the fewest tokens that together are so likely (`nucleus`), after the two before
-    generator     of random numbers: the same seed gives the same tokens; None: torch's own
+    top_k         sample from the k likeliest tokens (`largest`)
+    top_p         sample from the fewest likeliest tokens that together have this probability (`nucleus`); applied
+                  after temperature and top_k
+    generator     random numbers: the same seed gives the same tokens; None: torch's global generator
 
     >>> import torch
     >>> table = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.4, 0.1], [1.0, 0.0, 0.0]]).log()
@@ -91,8 +97,8 @@ def sample(
     check_start(start, end)
     check_sampling(temperature, top_k, top_p)
 
-    def choose(log_probs: Tensor) -> Tensor:
-        if temperature != 1:  # the largest becomes 0, which no small temperature makes infinite
+    def draw_filtered(log_probs: Tensor) -> Tensor:
+        if temperature != 1:  # the maximum becomes 0, so that a small temperature makes nothing infinite
             least = torch.finfo(log_probs.dtype).tiny
             log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / max(temperature, least)
         token = None
@@ -100,15 +106,16 @@ def sample(
             log_probs, token = largest(log_probs, top_k)  # [rows, k] both
         if top_p is not None:
             log_probs = nucleus(log_probs, top_p)
-        place = draw(log_probs, generator)
-        return place if token is None else token.gather(1, place[:, None]).squeeze(1)
+        index = draw(log_probs, generator)
+        return index if token is None else token.gather(1, index[:, None]).squeeze(1)
 
-    written = write(step, state, start, likeliest if temperature == 0 else choose, end, limits(length, start))
-    return (spread(row, token, len(start)) for row, token, _ in written)
+    choose = likeliest if temperature == 0 else draw_filtered
+    choices = generate(step, state, start, choose, end, length_limits(length, start))
+    return (scatter_rows(row, token, len(start)) for row, token, _ in choices)
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Settings that make no sense are refused before the first step."""
+    """Raise on invalid settings before the first step."""
     if not is_number(temperature) or not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be finite and at least 0, got {temperature!r}")
     if top_k is not None:
@@ -117,50 +124,121 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
 
 
+class Choice(NamedTuple):
+    """The tokens of one step."""
+
+    row: Tensor  # [active]  index of each unfinished row
+    token: Tensor  # [active]
+    log_probs: Tensor  # [active, vocabulary]  what the token was chosen from
+
+
 @torch.no_grad()
-def write(
+def generate(
     step: Step[State],
     state: State,
     start: Tensor,
     choose: Callable[[Tensor], Tensor],
     end: int | None,
     limit: Tensor,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Which rows go on, the token that was chosen for each, and what it was chosen from."""
+) -> Iterator[Choice]:
+    """Step by step, one token for each unfinished row, by `choose`: `[rows, vocabulary]` → `[rows]`."""
     row, last, number = torch.arange(len(start), device=start.device), start, 0
     while len(row):
         number += 1
-        state, log_probs = ask(step, state, last, end)
-        top = log_probs.amax(dim=1)
-        check_numbers(top, row, number)
-        check_possible(top, row, number)
+        state, log_probs = checked_step(step, state, last, end)
+        best = log_probs.amax(dim=1)
+        check_log_probs(best, row, number)
+        check_possible(best, row, number)
         last = choose(log_probs)
-        yield row, last, log_probs
-        stays = limit > number if end is None else (limit > number) & (last != end)
-        if not stays.all():
-            kept = stays.nonzero().squeeze(1)
-            if len(kept):
-                state = select(state, kept, of=len(row))
-            row, last, limit = row[kept], last[kept], limit[kept]
+        yield Choice(row, last, log_probs)
+        active = limit > number if end is None else (limit > number) & (last != end)
+        if not active.all():
+            index = active.nonzero().squeeze(1)
+            if len(index):
+                state = select(state, index, of=len(row))
+            row, last, limit = row[index], last[index], limit[index]
 
 
 def likeliest(log_probs: Tensor) -> Tensor:
-    """The likeliest token of each row, `[rows]`; of equals the lowest."""
+    """The likeliest token of each row, `[rows]`; of equal ones the lowest."""
     return log_probs.max(dim=1).indices
 
 
 def draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A token for each row, `[rows]`: where one uniform number falls on the cumulated probabilities.
+    """A random token for each row, `[rows]`, by inverting the cumulative distribution at one uniform number.
 
-    torch's multinomial draws a number for each token instead.
+    torch's multinomial draws a number for each token of the vocabulary instead.
     """
-    reached = log_probs.softmax(dim=1).cumsum(dim=1, dtype=torch.float64)
+    cumulative = log_probs.softmax(dim=1).cumsum(dim=1, dtype=torch.float64)
     device = log_probs.device if generator is None else generator.device
-    shot = torch.rand(len(log_probs), 1, dtype=torch.float64, generator=generator, device=device)
-    # The first that is above: so a token of probability 0, which reaches no further than the one before, never is.
-    return torch.searchsorted(reached, shot.to(log_probs.device) * reached[:, -1:], right=True).squeeze(1)
+    uniform = torch.rand(len(log_probs), 1, dtype=torch.float64, generator=generator, device=device)
+    # right=True: the first entry above the number, so that a token of probability 0 is never drawn.
+    target = uniform.to(log_probs.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
-def spread(row: Tensor, token: Tensor, rows: int) -> Tensor:
-    """The tokens of some rows among all, -1 elsewhere."""
+def scatter_rows(row: Tensor, token: Tensor, rows: int) -> Tensor:
+    """The tokens of some rows among all `[rows]`, -1 for the others."""
     return torch.full((rows,), -1, dtype=torch.long, device=token.device).index_copy_(0, row, token)
+
+
+def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
+    """The fewest likeliest tokens that together have the probability `top_p` (Holtzman et al. 2020).
+
+    top_p   above 0 and at most 1, as a fraction of the row's total, which need not be 1
+
+    The log probabilities of the other tokens become -inf.
+
+    >>> import torch
+    >>> nucleus(torch.tensor([[0.2, 0.5, 0.2, 0.1]]).log(), 0.6).exp()
+    tensor([[0.2000, 0.5000, 0.0000, 0.0000]])
+    """
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if top_p == 1:
+        return log_probs
+    total = log_probs.logsumexp(dim=1, keepdim=True)
+    value, index = largest(log_probs, FIRST_TOKENS)
+    cumulative = (value - total).double().exp().cumsum(dim=1)  # [rows, tokens]
+    if bool((cumulative[:, -1] < top_p).any()):
+        value, index = log_probs.sort(dim=1, descending=True, stable=True)
+        cumulative = (value - total).double().exp().cumsum(dim=1)
+    # A token stays if those before it have not reached top_p yet: the first one always does.
+    before = cumulative.roll(1, dims=1)
+    before[:, 0] = 0.0
+    return torch.full_like(log_probs, -math.inf).scatter_(1, index, value.masked_fill(before >= top_p, -math.inf))
+
+
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of each row `[rows, n]`, in descending order, and their indices; ties by index.
+
+    All values if there are fewer. The order of values of -inf is undefined.
+
+    >>> import torch
+    >>> value, index = largest(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), 3)
+    >>> value.tolist(), index.tolist()
+    ([[3.0, 3.0, 2.0]], [[1, 3, 2]])
+    """
+    one_more = min(positive("count", count) + 1, values.shape[1])  # to detect a tie at the border
+    value, index = topk_by_blocks(values, one_more)
+    tied = ((value[:, 1:] == value[:, :-1]) & (value[:, 1:] > -math.inf)).any(dim=1)
+    if tied.any():  # topk guarantees no order among equal values; such rows are few, so sort them completely
+        rows = tied.nonzero().squeeze(1)
+        by_value = values[rows].sort(dim=1, descending=True, stable=True)
+        value[rows], index[rows] = by_value.values[:, :one_more], by_value.indices[:, :one_more]
+    return value[:, :count], index[:, :count]
+
+
+def topk_by_blocks(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """torch's `topk` along rows: the `count` largest values are in the `count` blocks with the largest maxima."""
+    rows, n = values.shape
+    blocks = n // BLOCK
+    if blocks < 2 * count:
+        return values.topk(count, dim=1)
+    maxima = values[:, : blocks * BLOCK].view(rows, blocks, BLOCK).amax(dim=2)  # [rows, blocks]
+    block = maxima.topk(count, dim=1).indices  # [rows, count]
+    inside = torch.arange(BLOCK, device=values.device)
+    rest = torch.arange(blocks * BLOCK, n, device=values.device).expand(rows, -1)
+    index = torch.cat([(block[:, :, None] * BLOCK + inside).flatten(1), rest], dim=1)  # [rows, count · BLOCK + rest]
+    value, position = values.gather(1, index).topk(count, dim=1)
+    return value, index.gather(1, position)

@@ -17,7 +17,7 @@ from regard import Captioner
 from regard.data.samples import scenes
 from regard.data.sentence_pairs import END
 from regard.data.text import UNKNOWN
-from regard.estimators.captioning.decoding import text_of, tokens_told
+from regard.estimators.captioning.decoding import caption_tokens, text_of
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.models.image_encoders import SmallResNet
 
@@ -235,7 +235,7 @@ def test_words_that_are_not_known_are_not_written_and_captions_are_of_a_line(few
         sure.read.bias[unknown] += 1000
         sure.read.bias[END] -= 1000
     for size in (1, 3):
-        found = tokens_told(sure, grid, tiny.tokenizer_, 7, size=size)
+        found = caption_tokens(sure, [grid], tiny.tokenizer_, 7, size=size)
         assert [len(one) for one in found] == [7, 7, 7]
         assert all(unknown not in one for one in found)
     assert text_of(Lines(), [1, 2]) == "two lines"

@@ -20,7 +20,7 @@ from regard.data.captions import as_images, captions_of
 from regard.data.encoder_cache import fingerprint, key_of
 from regard.data.images import read_images
 from regard.data.sentence_pairs import START
-from regard.estimators.captioning.decoding import grids_of, text_of, tokens_told, told
+from regard.estimators.captioning.decoding import caption_tokens, grids_of, text_of
 from regard.estimators.captioning.encoder import Sight, sight
 from regard.estimators.captioning.evidence import CaptionEvidence
 from regard.estimators.captioning.networks import check_settings, check_sight, make_decoder
@@ -192,12 +192,17 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         check_search(beam, penalty)
         images = as_images(images)
-        found: list[str] = []
         with ProgressBar("writing captions", len(images), shown=self.verbose) as bar:
-            for grid in grids_of(self.sight_, images):
-                found += told(self.decoder_, grid, self.tokenizer_, self.longest, size=beam, penalty=penalty)
-                bar.note(done=len(found))
-        return found
+            found = caption_tokens(
+                self.decoder_,
+                grids_of(self.sight_, images),
+                self.tokenizer_,
+                self.longest,
+                size=beam,
+                penalty=penalty,
+                progress=bar.note,
+            )
+        return [text_of(self.tokenizer_, ids) for ids in found]
 
     def predict(self, images: Sequence[Any]) -> list[str]:
         """The same, under scikit-learn's name."""
@@ -234,7 +239,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         with torch.inference_mode():
             grid = self.sight_.grids(seen)
         if caption is None:
-            [ids] = tokens_told(self.decoder_, grid, self.tokenizer_, self.longest, size=beam)
+            [ids] = caption_tokens(self.decoder_, [grid], self.tokenizer_, self.longest, size=beam)
         else:
             ids = self.tokenizer_.encode(caption).ids
         with torch.inference_mode():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.data import text as texts
 from regard.data.captions import CaptionBatch, CaptionBatches, as_images, captions_of, held_out, said_of, usable
 from regard.data.sentence_pairs import PADDING, SPECIAL
-from regard.estimators.captioning.decoding import told
+from regard.estimators.captioning.decoding import caption_tokens, text_of
 from regard.estimators.captioning.encoder import Kept, Shown, Sight, kept
 from regard.estimators.captioning.scores import caption_scores, has_words
 from regard.estimators.common import adamw
@@ -139,8 +139,8 @@ def validated(settings: Any, found: Material, decoder: CaptionDecoder, grids: Ke
     """-BLEU-4 of the captions of images that were held out, which stand behind those that are learned from."""
     first = len(found.images)
     some = torch.split(torch.arange(first, first + len(found.held_images)), 256)
-    said = [one for part in some for one in told(decoder, grids(part), found.tokenizer, settings.longest)]
-    scores = caption_scores(said, found.held_captions)
+    tokens = caption_tokens(decoder, map(grids, some), found.tokenizer, settings.longest)
+    scores = caption_scores([text_of(found.tokenizer, ids) for ids in tokens], found.held_captions)
     return -scores["BLEU-4"] - 1e-6 * scores["BLEU-1"]  # which tells those apart that have no BLEU-4
 
 

@@ -1,4 +1,4 @@
-"""Small worlds to decode: log probabilities that depend on all tokens so far, and searches by the definition."""
+"""Toy models to decode, whose log probabilities depend on all tokens so far; and searches by the definition."""
 
 import math
 from typing import NamedTuple
@@ -7,18 +7,18 @@ import numpy as np
 import torch
 from torch.testing import assert_close
 
-START = 0  # a token like any other: the worlds below may give it again
+START = 0  # a token like any other: the models below may give it again
 
 
-class World:
-    """Log probabilities that depend on the sentence and on the whole prefix. Coarse ones are often equal, or -inf."""
+class ToyModel:
+    """Random log probabilities of a sentence and a whole prefix. Coarse ones are often equal, or -inf."""
 
     def __init__(self, seed, vocabulary, *, coarse=False):
-        self.seed, self.vocabulary, self.coarse, self.known = seed, vocabulary, coarse, {}
+        self.seed, self.vocabulary, self.coarse, self.cache = seed, vocabulary, coarse, {}
 
     def __call__(self, sentence, prefix):
         """The log probabilities `[vocabulary]` after a prefix (without start)."""
-        if (sentence, prefix) not in self.known:
+        if (sentence, prefix) not in self.cache:
             random = np.random.default_rng([self.seed, sentence, *prefix])
             if self.coarse:  # halves and quarters: sums are exact, so equal is equal
                 values = random.choice([0.0, -0.25, -0.5, -0.5, -1.0, -math.inf], self.vocabulary)
@@ -26,31 +26,31 @@ class World:
             else:
                 values = 2 * random.standard_normal(self.vocabulary)
                 values -= np.log(np.exp(values).sum())
-            self.known[sentence, prefix] = torch.from_numpy(values)
-        return self.known[sentence, prefix]
+            self.cache[sentence, prefix] = torch.from_numpy(values)
+        return self.cache[sentence, prefix]
 
 
 class Prefix(NamedTuple):
-    """A state that remembers which sentence each row is, and all tokens that it was fed."""
+    """The state of `step_of`: the sentence of each row, and all tokens it was given."""
 
     sentence: torch.Tensor  # [rows]
-    fed: torch.Tensor  # [rows, length]
+    tokens: torch.Tensor  # [rows, length]
 
 
-def reading(world):
-    """The step of a world."""
+def step_of(model):
+    """The step of a model."""
 
     def step(state, last):
-        fed = torch.cat([state.fed, last[:, None]], dim=1)
-        rows = zip(state.sentence.tolist(), fed.tolist(), strict=True)
-        log_probs = torch.stack([world(sentence, tuple(prefix[1:])) for sentence, prefix in rows])
-        return Prefix(state.sentence, fed), log_probs
+        tokens = torch.cat([state.tokens, last[:, None]], dim=1)
+        rows = zip(state.sentence.tolist(), tokens.tolist(), strict=True)
+        log_probs = torch.stack([model(sentence, tuple(prefix[1:])) for sentence, prefix in rows])
+        return Prefix(state.sentence, tokens), log_probs
 
     return step
 
 
-def beginning(*sentences):
-    """State and start of some sentences."""
+def initial(*sentences):
+    """The state and the start tokens of some sentences."""
     sentence = torch.tensor(sentences)
     return Prefix(sentence, torch.zeros(len(sentence), 0, dtype=torch.long)), torch.full_like(sentence, START)
 
@@ -59,46 +59,46 @@ def scale(length, penalty):
     return ((5 + length) / 6) ** penalty
 
 
-def all_finished(world, sentence, end, length, penalty):
+def all_finished(model, sentence, end, length, penalty):
     """Every sequence that ends within the length: (score, log probability, tokens), best first."""
     found, prefixes = [], [((), 0.0)]
     for number in range(1, length + 1):
         longer = [
             ((*prefix, token), before + value)
             for prefix, before in prefixes
-            for token, value in enumerate(world(sentence, prefix).tolist())
+            for token, value in enumerate(model(sentence, prefix).tolist())
         ]
         found += [(value / scale(number, penalty), value, list(p[:-1])) for p, value in longer if p[-1] == end]
         prefixes = [(p, value) for p, value in longer if p[-1] != end]
     return sorted(found, key=lambda hypothesis: -hypothesis[0])
 
 
-def plain_beam(world, sentence, end, length, size, penalty, keep):
+def reference_beam(model, sentence, end, length, size, penalty, keep):
     """Beam search of one sentence in lists, always to the full length: (score, log probability, tokens, finished)."""
-    finished, opened = [], [((), 0.0)]
+    finished, open_ = [], [((), 0.0)]
     for number in range(1, length + 1):
         longer = [
-            (before + value, place, token)
-            for place, (prefix, before) in enumerate(opened)
-            for token, value in enumerate(world(sentence, prefix).tolist())
+            (before + value, parent, token)
+            for parent, (prefix, before) in enumerate(open_)
+            for token, value in enumerate(model(sentence, prefix).tolist())
             if before + value > -math.inf
         ]
         longer.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
         finished += [
-            (value / scale(number, penalty), value, list(opened[place][0]), True)
-            for value, place, token in longer[:size]
+            (value / scale(number, penalty), value, list(open_[parent][0]), True)
+            for value, parent, token in longer[:size]
             if token == end
         ]
-        opened = [((*opened[place][0], token), value) for value, place, token in longer if token != end][:size]
+        open_ = [((*open_[parent][0], token), value) for value, parent, token in longer if token != end][:size]
     finished.sort(key=lambda hypothesis: -hypothesis[0])
-    cut = [(value / scale(length, penalty), value, list(prefix), False) for prefix, value in opened]
+    cut = [(value / scale(length, penalty), value, list(prefix), False) for prefix, value in open_]
     return (finished + cut)[:keep]
 
 
-def plain_greedy(world, sentence, end, length):
+def reference_greedy(model, sentence, end, length):
     tokens, total = [], 0.0
     for _ in range(length):
-        values = world(sentence, tuple(tokens)).tolist()
+        values = model(sentence, tuple(tokens)).tolist()
         token = values.index(max(values))
         total += values[token]
         if token == end:
@@ -107,7 +107,7 @@ def plain_greedy(world, sentence, end, length):
     return tokens, total, False
 
 
-def assert_same(hypotheses, expected):
+def assert_hypotheses(hypotheses, expected):
     """The same tokens in the same order, with the same numbers."""
     assert [(h.tokens, h.finished) for h in hypotheses] == [(tokens, finished) for *_, tokens, finished in expected]
     assert_close([h.score for h in hypotheses], [score for score, *_ in expected], rtol=1e-12, atol=1e-12)
@@ -115,8 +115,8 @@ def assert_same(hypotheses, expected):
     assert_close(*numbers, rtol=1e-12, atol=1e-12)
 
 
-def counted(step):
-    """A step that keeps the number of rows of each call."""
+def with_row_counts(step):
+    """A step, and the list of the numbers of rows it is called with."""
     rows = []
 
     def counting(state, last):
@@ -126,10 +126,10 @@ def counted(step):
     return counting, rows
 
 
-def listed(rows):
-    """A step of listed probabilities after each prefix; after others the end, 0, is certain."""
+def table_step(rows):
+    """The step of a table from prefix to probabilities; after any other prefix the end, 0, is certain."""
 
-    def world(sentence, prefix):
+    def model(sentence, prefix):
         return torch.tensor(rows.get(prefix, [1.0, 0.0, 0.0]), dtype=torch.float64).log()
 
-    return reading(world)
+    return step_of(model)
