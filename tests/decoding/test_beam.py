@@ -9,11 +9,11 @@ from helpers.toy_models import (
     all_finished,
     assert_hypotheses,
     initial,
-    with_row_counts,
-    table_step,
     reference_beam,
     reference_greedy,
     step_of,
+    table_step,
+    with_row_counts,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st

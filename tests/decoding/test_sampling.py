@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.toy_models import ToyModel, initial, with_row_counts, step_of
+from helpers.toy_models import ToyModel, initial, step_of, with_row_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare

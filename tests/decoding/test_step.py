@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.toy_models import Prefix, ToyModel, initial, table_step, step_of
+from helpers.toy_models import Prefix, ToyModel, initial, step_of, table_step
 from torch.testing import assert_close
 
 from regard.decoding import Fixed, beam, forbid, greedy, largest, nucleus, sample, select
