@@ -122,7 +122,7 @@ def test_weights_that_numpy_does_not_know_keep_their_type(tmp_path):
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
     def second():
-        with pytest.raises(BlockingIOError, match=rf"run is the folder of a run .* process {os.getpid()}: wait for it"):
+        with pytest.raises(BlockingIOError, match=rf"run is in use by .*process {os.getpid()}\): wait for it"):
             plain_run(tmp_path / "run", 2)
         return 1.0
 
@@ -142,7 +142,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
-    with pytest.raises(BlockingIOError, match=f"process {process.pid}: wait for it"):
+    with pytest.raises(BlockingIOError, match=rf"process {process.pid}\): wait for it"):
         run(Checkpoint(tmp_path / "run", every=1, resume=True))
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -152,31 +152,31 @@ def test_a_lock_ends_with_its_process(tmp_path):
 
 def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2))
-    with pytest.raises(FileExistsError, match="stopped after 4 steps: go on with it by resume=True"):
+    with pytest.raises(FileExistsError, match=r"an unfinished run \(step 4\): resume it with resume=True"):
         run(Checkpoint(tmp_path / "run"))
     run(Checkpoint(tmp_path / "run", resume=True))
     run(Checkpoint(tmp_path / "run"))
 
 
 def test_what_cannot_go_on_says_why(tmp_path):
-    stopped_after(5, Checkpoint(tmp_path / "run", every=2, about={"size": 11}))
-    with pytest.raises(ValueError, match=r"a run with size=11, now it is 12"):
-        run(Checkpoint(tmp_path / "run", resume=True, about={"size": 12}))
+    stopped_after(5, Checkpoint(tmp_path / "run", every=2, settings={"size": 11}))
+    with pytest.raises(ValueError, match=r"has size=11, got size=12"):
+        run(Checkpoint(tmp_path / "run", resume=True, settings={"size": 12}))
     other = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="a run of another model"):
+    with pytest.raises(ValueError, match="a checkpoint of another model or optimizer"):
         train(
             other,
             lambda epoch: [torch.ones(2, 2)],
             lambda batch: other(batch).sum(),
             Recipe(torch.optim.SGD(other.parameters(), lr=0.1), epochs=1),
-            checkpoint=Checkpoint(tmp_path / "run", resume=True, about={"size": 11}),
+            checkpoint=Checkpoint(tmp_path / "run", resume=True, settings={"size": 11}),
         )
     (tmp_path / "run" / "model.safetensors").write_bytes(b"torn")
     (tmp_path / "run" / "model-2.safetensors").write_bytes(b"torn")
     with pytest.raises(ValueError, match="cannot be read"):
-        run(Checkpoint(tmp_path / "run", resume=True, about={"size": 11}))
+        run(Checkpoint(tmp_path / "run", resume=True, settings={"size": 11}))
     saving.write(tmp_path / "model", {"estimator": "Other"}, {})
-    with pytest.raises(ValueError, match="holds a model, not a run"):
+    with pytest.raises(ValueError, match="is a finished model, not a training checkpoint"):
         run(Checkpoint(tmp_path / "model", resume=True))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
@@ -254,7 +254,7 @@ def test_a_broken_or_foreign_run_is_a_clear_error(tmp_path, change):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2))
     path = tmp_path / "run" / saving.CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=r"broken, or of another version|holds a model, not a run|a run with"):
+    with pytest.raises(ValueError, match=r"a broken checkpoint, or one of another version|must keep its settings"):
         run(Checkpoint(tmp_path / "run", resume=True))
 
 
@@ -299,37 +299,37 @@ def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
 
 def test_settings_are_the_same_once_json_has_had_them(tmp_path):
     about = {"sizes": [(1, 2), (3,)], "by name": ("a", None)}
-    run(Checkpoint(tmp_path / "run", about=about))
-    run(Checkpoint(tmp_path / "run", resume=True, about=about))
+    run(Checkpoint(tmp_path / "run", settings=about))
+    run(Checkpoint(tmp_path / "run", resume=True, settings=about))
     with pytest.raises(ValueError, match="sizes"):
-        run(Checkpoint(tmp_path / "run", resume=True, about=about | {"sizes": [(1, 2)]}))
+        run(Checkpoint(tmp_path / "run", resume=True, settings=about | {"sizes": [(1, 2)]}))
 
 
 def test_a_finished_run_may_be_asked_for_more_epochs_and_an_unfinished_one_not(tmp_path):
     def of(epochs, **more):
-        return Checkpoint(tmp_path / "run", every=2, about={"epochs": epochs, "size": 5}, **more)
+        return Checkpoint(tmp_path / "run", every=2, settings={"epochs": epochs, "size": 5}, **more)
 
     stopped_after(3, of(4))
-    with pytest.raises(ValueError, match="holds a run with epochs=4, now it is 6: go on with the same settings"):
+    with pytest.raises(ValueError, match="has epochs=4, got epochs=6; use the same settings"):
         run(of(6, resume=True), epochs=6)
     _, short = run(of(4, resume=True), epochs=4)
     _, longer = run(of(6, resume=True), epochs=6)
     assert longer.loss[:4] == short.loss
     assert len(longer.loss) == 6
-    with pytest.raises(ValueError, match="holds a run with epochs=6, now it is 5"):
+    with pytest.raises(ValueError, match="has epochs=6, got epochs=5"):
         run(of(5, resume=True), epochs=5)
-    with pytest.raises(ValueError, match="holds a run with size=5, now it is 7"):
-        run(Checkpoint(tmp_path / "run", resume=True, about={"epochs": 8, "size": 7}), epochs=8)
+    with pytest.raises(ValueError, match="has size=5, got size=7"):
+        run(Checkpoint(tmp_path / "run", resume=True, settings={"epochs": 8, "size": 7}), epochs=8)
 
 
 def test_a_run_that_goes_on_is_no_longer_finished(tmp_path):
     def of(epochs, **more):
-        return Checkpoint(tmp_path / "run", every=1, about={"epochs": epochs, "steps": None}, **more)
+        return Checkpoint(tmp_path / "run", every=1, settings={"epochs": epochs, "steps": None}, **more)
 
     run(of(4), epochs=4)
     stopped_after(3, of(5, resume=True), epochs=5)
-    with pytest.raises(FileExistsError, match=r"holds a run that stopped after 2\d steps"):
+    with pytest.raises(FileExistsError, match=r"an unfinished run \(step 2\d\)"):
         run(of(5), epochs=5)
-    with pytest.raises(ValueError, match="holds a run with epochs=5, now it is 6"):
+    with pytest.raises(ValueError, match="has epochs=5, got epochs=6"):
         run(of(6, resume=True), epochs=6)
     assert len(run(of(5, resume=True), epochs=5)[1].loss) == 5

@@ -94,4 +94,4 @@ def kept_run(
         digest.update(text.encode() + b"\0")
     about = {**saved_settings(estimator), "seed": seed, "data": digest.hexdigest()}
     del about["verbose"]
-    return Checkpoint(folder, every=every, resume=resume, about=about)
+    return Checkpoint(folder, every=every, resume=resume, settings=about)

@@ -96,7 +96,7 @@ def test_a_stopped_run_goes_on(monkeypatch):
     with pytest.raises(ValueError, match=r"holds no model, but a run, .* fit\(…, checkpoint=…, resume=True\)"):
         regard.load("model.run")
     assert json.loads(Path("model.run/config.json").read_text())["checkpoint"]["steps"] == 10
-    assert "holds a run that stopped after 10 steps" in refused(
+    assert "is the checkpoint of an unfinished run (step 10)" in refused(
         "fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL
     )
     run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL)
