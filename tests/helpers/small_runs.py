@@ -1,10 +1,10 @@
-"""A small training, in this process or as a script for another."""
+"""A small training, for this process or as a script for others."""
 
 import textwrap
 
 import torch
 
-# A model with dropout, so that random numbers count; six batches an epoch, which differ between epochs.
+# A model with dropout, so that it depends on random numbers; six batches per epoch, which differ between epochs.
 SCRIPT = """
 import sys, time
 import torch
@@ -48,4 +48,4 @@ def same(model, other):
 
 
 class StoppedError(Exception):
-    pass
+    """Raised by a test to stop a run."""

@@ -1,4 +1,4 @@
-"""A run goes on as if it had never stopped."""
+"""A resumed run ends as if it had never stopped."""
 
 import json
 import math
@@ -20,10 +20,10 @@ from regard.training.checkpoint import RunState, read_checkpoint, write_checkpoi
 
 
 def stopped_after(steps, checkpoint, **settings):
-    """A run that breaks off, with the state of its last checkpoint."""
+    """A run that is stopped by an error after some steps."""
     calls = 0
 
-    def count_down(*arguments):
+    def stop(*arguments):
         nonlocal calls
         calls += 1
         if calls > steps:
@@ -32,44 +32,46 @@ def stopped_after(steps, checkpoint, **settings):
 
     original = nn.Sequential.forward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nn.Sequential, "forward", count_down)
+        patch.setattr(nn.Sequential, "forward", stop)
         with pytest.raises(StoppedError):
             run(checkpoint, **settings)
 
 
 @pytest.mark.parametrize("steps", [4, 7, 9, 14, 20])
-def test_a_run_that_goes_on_is_the_unbroken_one_to_the_bit(tmp_path, steps):
+def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(tmp_path, steps):
     whole, history = run()
     stopped_after(steps, Checkpoint(tmp_path / "run", every=2))
     torch.manual_seed(99)
-    again, resumed = run(Checkpoint(tmp_path / "run", every=2, resume=True))
-    same(whole, again)
+    model, resumed = run(Checkpoint(tmp_path / "run", every=2, resume=True))
+    same(whole, model)
     assert resumed == history
-    finished, found = run(Checkpoint(tmp_path / "run", resume=True))
+    finished, unchanged = run(Checkpoint(tmp_path / "run", resume=True))
     same(whole, finished)
-    assert found == history
+    assert unchanged == history
 
 
-def test_a_killed_run_leaves_the_last_whole_checkpoint(tmp_path):
+def test_a_killed_run_leaves_its_last_whole_checkpoint_and_no_lock(tmp_path):
     whole, _ = run()
-    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.05)\n")
+    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.2)\n")
     process = subprocess.Popen([sys.executable, path])
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / saving.CONFIG).exists():
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
-    time.sleep(0.3)
+    with pytest.raises(BlockingIOError, match=rf"process {process.pid}\): wait for it"):
+        run(Checkpoint(tmp_path / "run", every=1, resume=True))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
+    assert (tmp_path / ".run.lock").exists()
     steps = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]["steps"]
     assert 0 < steps < 24
-    again, _ = run(Checkpoint(tmp_path / "run", every=1, resume=True))
-    same(whole, again)
+    resumed, _ = run(Checkpoint(tmp_path / "run", every=1, resume=True))
+    same(whole, resumed)
 
 
 def plain_run(folder, epochs, patience=None, validate=None, resume=True):
-    """A run without a schedule, which would know how long it is to be."""
+    """A run without a schedule: a schedule would depend on the number of epochs."""
     torch.manual_seed(3)
     model = nn.Linear(5, 5)
     history = train(
@@ -80,25 +82,25 @@ def plain_run(folder, epochs, patience=None, validate=None, resume=True):
     return model, history
 
 
-def test_a_finished_run_goes_on_if_it_is_asked_for_more(tmp_path):
+def test_a_finished_run_continues_with_more_epochs(tmp_path):
     whole, history = plain_run(None, 5)
     plain_run(tmp_path / "run", 2)
     again, resumed = plain_run(tmp_path / "run", 5)
     same(whole, again)
     assert resumed == history
-    assert plain_run(tmp_path / "run", 3)[1] == history  # it has those already
+    assert plain_run(tmp_path / "run", 3)[1] == history  # they are done already
 
 
-def test_a_run_that_lost_its_patience_has_still_lost_it(tmp_path):
+def test_a_run_that_stopped_by_patience_does_not_continue_without_more_patience(tmp_path):
     numbers = iter([3.0, 1.0, 2.0, 2.5, 0.5, 0.1])
     plain_run(tmp_path / "run", 9, patience=2, validate=lambda: next(numbers))
-    _, told = plain_run(tmp_path / "run", 20, patience=2, validate=lambda: next(numbers))
-    assert told.validation == (3.0, 1.0, 2.0, 2.5)
-    _, told = plain_run(tmp_path / "run", 6, patience=4, validate=lambda: next(numbers))  # with more of it, it goes on
-    assert told.validation == (3.0, 1.0, 2.0, 2.5, 0.5, 0.1)
+    _, history = plain_run(tmp_path / "run", 20, patience=2, validate=lambda: next(numbers))
+    assert history.validation == (3.0, 1.0, 2.0, 2.5)
+    _, history = plain_run(tmp_path / "run", 6, patience=4, validate=lambda: next(numbers))
+    assert history.validation == (3.0, 1.0, 2.0, 2.5, 0.5, 0.1)
 
 
-def test_weights_that_numpy_does_not_know_keep_their_type(tmp_path):
+def test_bfloat16_weights_keep_their_type(tmp_path):
     def made(value):
         model = nn.ParameterDict({"small": torch.full((3,), value).bfloat16(), "large": torch.full((2,), value)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -120,7 +122,7 @@ def test_weights_that_numpy_does_not_know_keep_their_type(tmp_path):
         assert_close(momentum, optimizer.state[one]["momentum_buffer"], rtol=0, atol=0)
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path):
+def test_a_second_run_in_the_same_folder_raises(tmp_path):
     def second():
         with pytest.raises(BlockingIOError, match=rf"run is in use by .*process {os.getpid()}\): wait for it"):
             plain_run(tmp_path / "run", 2)
@@ -128,29 +130,13 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
     plain_run(tmp_path / "run", 1, validate=second)
     assert os.listdir(tmp_path) == ["run"]
-    plain_run(tmp_path / "run", 2)  # the folder is free again
-    (tmp_path / ".run.lock").write_text("123")  # what a run leaves that was killed
+    plain_run(tmp_path / "run", 2)  # the lock is released
+    (tmp_path / ".run.lock").write_text("123")  # as a killed run leaves it
     plain_run(tmp_path / "run", 3)
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_lock_ends_with_its_process(tmp_path):
-    path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.05)\n")
-    process = subprocess.Popen([sys.executable, path])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / saving.CONFIG).exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
-    with pytest.raises(BlockingIOError, match=rf"process {process.pid}\): wait for it"):
-        run(Checkpoint(tmp_path / "run", every=1, resume=True))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert (tmp_path / ".run.lock").exists()
-    run(Checkpoint(tmp_path / "run", every=1, resume=True))
-
-
-def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):
+def test_an_unfinished_run_is_not_overwritten_but_a_finished_one_is(tmp_path):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2))
     with pytest.raises(FileExistsError, match=r"an unfinished run \(step 4\): resume it with resume=True"):
         run(Checkpoint(tmp_path / "run"))
@@ -158,7 +144,7 @@ def test_an_unfinished_run_is_not_overwritten_and_a_finished_one_is(tmp_path):
     run(Checkpoint(tmp_path / "run"))
 
 
-def test_what_cannot_go_on_says_why(tmp_path):
+def test_errors_say_why_a_run_cannot_be_resumed(tmp_path):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2, settings={"size": 11}))
     with pytest.raises(ValueError, match=r"has size=11, got size=12"):
         run(Checkpoint(tmp_path / "run", resume=True, settings={"size": 12}))
@@ -186,7 +172,7 @@ def test_what_cannot_go_on_says_why(tmp_path):
         Checkpoint(tmp_path, every=0)
 
 
-def test_the_best_state_before_the_stop_is_the_best_after_it(tmp_path):
+def test_the_best_state_from_before_the_stop_is_restored(tmp_path):
     """The first epoch is the best, and the run is stopped in the third."""
 
     def trained(checkpoint=None, stop=None):
@@ -223,12 +209,12 @@ def test_the_best_state_before_the_stop_is_the_best_after_it(tmp_path):
     assert resumed == history
 
 
-def test_a_gradient_that_is_no_number_is_not_written_down(tmp_path):
+def test_a_nan_gradient_raises_before_it_reaches_a_checkpoint(tmp_path):
     model = nn.Linear(1, 1)
     root = nn.Parameter(torch.zeros(1))
 
     def loss(batch):
-        return model(batch).mean() + root.sqrt().sum() * 0  # 0, with a slope of NaN
+        return model(batch).mean() + root.sqrt().sum() * 0  # 0, with a gradient of NaN
 
     with pytest.raises(FloatingPointError, match="the gradient became nan in epoch 0, batch 0"):
         train(
@@ -250,7 +236,7 @@ def test_a_gradient_that_is_no_number_is_not_written_down(tmp_path):
         {"about": None},
     ],
 )
-def test_a_broken_or_foreign_run_is_a_clear_error(tmp_path, change):
+def test_a_broken_checkpoint_raises(tmp_path, change):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2))
     path = tmp_path / "run" / saving.CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -258,7 +244,7 @@ def test_a_broken_or_foreign_run_is_a_clear_error(tmp_path, change):
         run(Checkpoint(tmp_path / "run", resume=True))
 
 
-def test_tensorboard_gets_the_numbers(tmp_path):
+def test_numbers_are_logged_for_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     model = nn.Linear(1, 1)
@@ -277,8 +263,8 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert {"loss", "rate", "rows/s", "validation"} == set(events.Tags()["scalars"])
 
 
-def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
-    """A weight without dimensions, whose last states are some from the file and some from after it."""
+def test_the_mean_of_states_from_before_and_after_a_stop(tmp_path):
+    """A weight without dimensions; some of its last states are from the file."""
 
     def trained(epochs, checkpoint=None):
         model = nn.Module()
@@ -297,7 +283,7 @@ def test_a_mean_of_numbers_goes_on_over_a_stop(tmp_path):
     assert trained(4, Checkpoint(tmp_path / "run", resume=True)) == trained(4)
 
 
-def test_settings_are_the_same_once_json_has_had_them(tmp_path):
+def test_settings_are_compared_as_json_gives_them_back(tmp_path):
     about = {"sizes": [(1, 2), (3,)], "by name": ("a", None)}
     run(Checkpoint(tmp_path / "run", settings=about))
     run(Checkpoint(tmp_path / "run", resume=True, settings=about))
@@ -305,31 +291,31 @@ def test_settings_are_the_same_once_json_has_had_them(tmp_path):
         run(Checkpoint(tmp_path / "run", resume=True, settings=about | {"sizes": [(1, 2)]}))
 
 
-def test_a_finished_run_may_be_asked_for_more_epochs_and_an_unfinished_one_not(tmp_path):
-    def of(epochs, **more):
+def test_epochs_of_a_finished_run_may_grow_and_those_of_an_unfinished_run_not(tmp_path):
+    def checkpoint(epochs, **more):
         return Checkpoint(tmp_path / "run", every=2, settings={"epochs": epochs, "size": 5}, **more)
 
-    stopped_after(3, of(4))
+    stopped_after(3, checkpoint(4))
     with pytest.raises(ValueError, match="has epochs=4, got epochs=6; use the same settings"):
-        run(of(6, resume=True), epochs=6)
-    _, short = run(of(4, resume=True), epochs=4)
-    _, longer = run(of(6, resume=True), epochs=6)
+        run(checkpoint(6, resume=True), epochs=6)
+    _, short = run(checkpoint(4, resume=True), epochs=4)
+    _, longer = run(checkpoint(6, resume=True), epochs=6)
     assert longer.loss[:4] == short.loss
     assert len(longer.loss) == 6
     with pytest.raises(ValueError, match="has epochs=6, got epochs=5"):
-        run(of(5, resume=True), epochs=5)
+        run(checkpoint(5, resume=True), epochs=5)
     with pytest.raises(ValueError, match="has size=5, got size=7"):
         run(Checkpoint(tmp_path / "run", resume=True, settings={"epochs": 8, "size": 7}), epochs=8)
 
 
-def test_a_run_that_goes_on_is_no_longer_finished(tmp_path):
-    def of(epochs, **more):
+def test_a_finished_run_that_continues_is_unfinished(tmp_path):
+    def checkpoint(epochs, **more):
         return Checkpoint(tmp_path / "run", every=1, settings={"epochs": epochs, "steps": None}, **more)
 
-    run(of(4), epochs=4)
-    stopped_after(3, of(5, resume=True), epochs=5)
+    run(checkpoint(4), epochs=4)
+    stopped_after(3, checkpoint(5, resume=True), epochs=5)
     with pytest.raises(FileExistsError, match=r"an unfinished run \(step 2\d\)"):
-        run(of(5), epochs=5)
+        run(checkpoint(5), epochs=5)
     with pytest.raises(ValueError, match="has epochs=5, got epochs=6"):
-        run(of(6, resume=True), epochs=6)
-    assert len(run(of(5, resume=True), epochs=5)[1].loss) == 5
+        run(checkpoint(6, resume=True), epochs=6)
+    assert len(run(checkpoint(5, resume=True), epochs=5)[1].loss) == 5

@@ -1,4 +1,4 @@
-"""Several processes, or several batches to a step, train what one does."""
+"""Several processes, or several batches to a step, train the same model as one."""
 
 import json
 import os
@@ -18,184 +18,160 @@ from regard import saving
 from regard.training import ProcessGroup, Recipe, train
 from regard.training.distributed import every_nth_row, rows
 
+# Each case writes what its process has to CASE-RANK.safetensors.
+CASES = """
+import numpy as np
+from safetensors.torch import save_file, save_model
 
-def test_accumulated_batches_are_one_large_batch():
-    torch.manual_seed(0)
-    parts = [torch.randn(n, 5) for n in (2, 3, 6)]
+group = ProcessGroup.from_environment()
+assert group.size == 2
 
-    def trained(batches, **settings):
-        torch.manual_seed(1)
-        model = nn.Linear(5, 1)
-        train(
-            model,
-            lambda epoch: batches,
-            lambda batch: (model(batch) - 1).square().mean(),
-            Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=3, clip=0.5, **settings),
-        )
-        return model
+def path(name):
+    return f"{FOLDER}/{name}-{group.rank}.safetensors"
 
-    for one, two in zip(
-        trained([torch.cat(parts)]).parameters(), trained(parts, accumulate=3).parameters(), strict=True
-    ):
-        assert_close(one, two)
-    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
-        trained(parts, accumulate=0)
+# A training with an odd number of rows in each batch, so that the shards differ in size.
+model, _ = run(dropout=0.0, accumulate=2, group=group, checkpoint=Checkpoint(f"{FOLDER}/run"))
+save_model(model, path("trained"))
+
+# Buffers: no gradient makes a running mean equal.
+norm = nn.BatchNorm1d(5)
+recipe = Recipe(torch.optim.SGD(norm.parameters(), lr=0.1), epochs=1)
+train(norm, batches, lambda batch: norm(batch).square().mean(), recipe, group=group)
+save_model(norm, path("norm"))
+
+# Random numbers: masks of dropout, and a shuffle.
+line, masks, shuffles = nn.Linear(64, 1), [], []
+
+def shuffled(epoch):
+    for indices in torch.randperm(12).split(4):
+        shuffles.append(indices)
+        yield indices
+
+def loss(indices):
+    masks.append(nn.functional.dropout(torch.ones(64)))
+    return line(indices[:, None] * masks[-1]).square().mean()
+
+torch.manual_seed(3)
+optimizer = torch.optim.SGD(line.parameters(), lr=1e-5)
+train(line, shuffled, loss, Recipe(optimizer, epochs=2), group=group)
+train(line, shuffled, loss, Recipe(optimizer, epochs=1), group=group)
+seed = torch.tensor(torch.initial_seed())
+save_file({"masks": torch.stack(masks), "shuffles": torch.stack(shuffles), "seed": seed}, path("random"))
+
+# A run that stops, and is resumed.
+forward, calls = nn.Sequential.forward, []
+
+def stopping(*arguments):
+    calls.append(arguments)
+    if len(calls) == 10:
+        raise InterruptedError
+    return forward(*arguments)
+
+whole, _ = run(group=group, validate=False)
+nn.Sequential.forward = stopping
+try:
+    run(Checkpoint(f"{FOLDER}/stopped", every=4), group=group, validate=False)
+except InterruptedError:
+    pass
+nn.Sequential.forward = forward
+resumed, _ = run(Checkpoint(f"{FOLDER}/stopped", resume=True), group=group, validate=False)
+assert len(calls) == 10
+save_model(nn.ModuleList([whole, resumed]), path("resumed"))
+
+# A model whose state also has an array.
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return np.ones(2)
+
+    def set_extra_state(self, state):
+        pass
+
+extra = Extra(2, 1)
+nn.init.constant_(extra.weight, group.rank + 5.0)
+group.copy_from_main(extra)
+save_file({"weight": extra.weight.detach()}, path("extra"))
+"""
 
 
-def in_two_processes(path):
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """The folder in which two processes, started by torchrun, have written the results of all cases."""
+    folder = tmp_path_factory.mktemp("processes")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    path = script(folder, f"FOLDER = {str(folder)!r}\n{CASES}")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+    return folder
 
 
-def test_two_processes_train_what_one_does(tmp_path):
-    """Rows of a batch are odd in number, so that the shares differ."""
+def results(folder, name):
+    return [load_file(folder / f"{name}-{rank}.safetensors") for rank in (0, 1)]
+
+
+def test_two_processes_train_the_same_model_as_one(two_processes):
     alone, history = run(dropout=0.0, accumulate=2)
-    path = script(
-        tmp_path,
-        f"""
-        from safetensors.torch import save_model
-        group = ProcessGroup.from_environment()
-        model, history = run(dropout=0.0, accumulate=2, group=group, checkpoint=Checkpoint({str(tmp_path / "run")!r}))
-        save_model(model, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
-        assert group.size == 2
-        """,
-    )
-    in_two_processes(path)
-    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    first, second = results(two_processes, "trained")
     for name, tensor in alone.state_dict().items():
         assert torch.equal(first[name], second[name])
         assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
-    kept = json.loads((tmp_path / "run" / saving.CONFIG).read_text())["checkpoint"]
-    assert_close(tuple(map(float, kept["validations"])), history.validation, rtol=1e-5, atol=1e-6)
+    state = json.loads((two_processes / "run" / saving.CONFIG).read_text())["checkpoint"]
+    assert_close(tuple(map(float, state["validations"])), history.validation, rtol=1e-5, atol=1e-6)
 
 
-def test_a_running_mean_is_the_same_in_every_process(tmp_path):
-    """No gradient makes it so: each has its own from its own rows, and the leader's is taken."""
-    path = script(
-        tmp_path,
-        f"""
-        from safetensors.torch import save_model
-        group, model = ProcessGroup.from_environment(), nn.BatchNorm1d(5)
-        train(
-            model, batches, lambda batch: model(batch).square().mean(),
-            Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=1), group=group,
-        )
-        save_model(model, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
-        """,
-    )
-    in_two_processes(path)
-    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+def test_a_running_mean_is_the_same_in_every_process(two_processes):
+    first, second = results(two_processes, "norm")
     assert first["running_mean"].abs().max() > 0
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
 
 
-def test_every_process_draws_random_numbers_of_its_own(tmp_path):
-    """Or dropout would hide the same places of the rows of all. What is drawn elsewhere, as a shuffle, is the same."""
-    path = script(
-        tmp_path,
-        f"""
-        from safetensors.torch import save_file
-        group, model, hidden, seen = ProcessGroup.from_environment(), nn.Linear(64, 1), [], []
-
-        def shuffled(epoch):
-            for rows in torch.randperm(12).split(4):
-                seen.append(rows)
-                yield rows
-
-        def loss(rows):
-            hidden.append(nn.functional.dropout(torch.ones(64)))
-            return model(rows[:, None] * hidden[-1]).square().mean()
-
-        torch.manual_seed(3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-        train(model, shuffled, loss, Recipe(optimizer, epochs=2), group=group)
-        train(model, shuffled, loss, Recipe(optimizer, epochs=1), group=group)
-        found = {{"hidden": torch.stack(hidden), "seen": torch.stack(seen), "seed": torch.tensor(torch.initial_seed())}}
-        save_file(found, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
-        """,
-    )
-    in_two_processes(path)
-    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
-    masks = torch.cat([first["hidden"][:6], second["hidden"][:6]])
-    assert len(torch.unique(masks, dim=0)) == 12  # nor does one draw the same in each step
-    assert torch.equal(first["seen"], second["seen"])
+def test_every_process_draws_its_own_random_numbers_in_the_loss_and_the_same_elsewhere(two_processes):
+    first, second = results(two_processes, "random")
+    masks = torch.cat([first["masks"][:6], second["masks"][:6]])
+    assert len(torch.unique(masks, dim=0)) == 12  # steps of one process differ too
+    assert torch.equal(first["shuffles"], second["shuffles"])
     assert int(first["seed"]) == int(second["seed"]) == 3
 
 
-def test_two_processes_go_on_as_if_they_had_not_stopped(tmp_path):
-    """What was kept are the leader's random numbers; the other's follow from them."""
-    path = script(
-        tmp_path,
-        f"""
-        from safetensors.torch import save_model
-        group, forward, calls = ProcessGroup.from_environment(), nn.Sequential.forward, []
-
-        def broken(*arguments):
-            calls.append(arguments)
-            if len(calls) == 10:
-                raise InterruptedError
-            return forward(*arguments)
-
-        whole, _ = run(group=group, validate=False)
-        nn.Sequential.forward = broken
-        try:
-            run(Checkpoint({str(tmp_path / "run")!r}, every=4), group=group, validate=False)
-        except InterruptedError:
-            pass
-        nn.Sequential.forward = forward
-        again, _ = run(Checkpoint({str(tmp_path / "run")!r}, resume=True), group=group, validate=False)
-        assert len(calls) == 10
-        save_model(nn.ModuleList([whole, again]), {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
-        """,
-    )
-    in_two_processes(path)
-    for rank in (0, 1):
-        state = load_file(tmp_path / f"{rank}.safetensors")
+def test_a_run_of_two_processes_is_resumed_to_the_same_weights(two_processes):
+    """The checkpoint has the random state of the main process; that of the other follows from it."""
+    for state in results(two_processes, "resumed"):
         for name in (name for name in state if name.startswith("0.")):
             assert torch.equal(state[name], state[name.replace("0.", "1.", 1)]), name
 
 
-def test_a_team_shares_every_row_once():
+def test_only_tensors_of_a_state_are_copied_from_the_main_process(two_processes):
+    for state in results(two_processes, "extra"):
+        assert state["weight"].tolist() == [[5.0, 5.0]]
+
+
+def test_accumulated_batches_are_one_large_batch():
+    torch.manual_seed(0)
+    parts = [torch.randn(n, 5) for n in (2, 3, 6)]
+
+    def trained(batches, accumulate):
+        torch.manual_seed(1)
+        model = nn.Linear(5, 1)
+        recipe = Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=3, clip=0.5, accumulate=accumulate)
+        train(model, lambda epoch: batches, lambda batch: (model(batch) - 1).square().mean(), recipe)
+        return dict(model.state_dict())
+
+    assert_close(trained(parts, accumulate=3), trained([torch.cat(parts)], accumulate=1))
+
+
+def test_shards_have_every_row_once():
     batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
-    shares = [every_nth_row(batch, rank, 3) for rank in range(3)]
-    assert sorted(torch.cat([share["x"] for share in shares]).tolist()) == list(range(7))
-    assert rows(shares[1]) == 2
-    assert (shares[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
+    shards = [every_nth_row(batch, rank, 3) for rank in range(3)]
+    assert sorted(torch.cat([shard["x"] for shard in shards]).tolist()) == list(range(7))
+    assert rows(shards[1]) == 2
+    assert (shards[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
     with pytest.raises(TypeError, match="batches made of tensors, got str"):
         every_nth_row(("a",), 0, 2)
     assert ProcessGroup().shard("anything") == "anything"
 
 
-def test_rows_are_those_of_the_first_tensor_wherever_it_is():
+def test_rows_are_counted_in_the_first_tensor_of_a_nested_batch():
     assert rows(UserDict(names=["a"], x=torch.ones(5, 2))) == 5
     assert rows(([1, 2], {"x": np.ones((3, 2))})) == 3
     assert rows({"text": "abc"}) == rows(torch.tensor(1.0)) == 1
-
-
-def test_arrays_in_a_state_are_nobody_elses(tmp_path):
-    """Tensors are the leader's; what else a model keeps in its state stays its own."""
-    path = script(
-        tmp_path,
-        f"""
-        import numpy as np
-        from safetensors.torch import save_file
-
-        class Extra(nn.Linear):
-            def get_extra_state(self):
-                return np.ones(2)
-
-            def set_extra_state(self, state):
-                pass
-
-        group, model = ProcessGroup.from_environment(), Extra(2, 1)
-        nn.init.constant_(model.weight, group.rank + 5.0)
-        group.copy_from_main(model)
-        save_file({{"weight": model.weight.detach()}}, {str(tmp_path)!r} + f"/{{group.rank}}.safetensors")
-        """,
-    )
-    in_two_processes(path)
-    for rank in (0, 1):
-        assert load_file(tmp_path / f"{rank}.safetensors")["weight"].tolist() == [[5.0, 5.0]]

@@ -1,4 +1,4 @@
-"""The training loop: it learns, keeps the best, stops in time, and says what went wrong."""
+"""The training loop: its steps, the best state, early stopping, errors and the progress bar."""
 
 import io
 import math
@@ -14,7 +14,7 @@ from regard.training import Checkpoint, Monitor, Recipe, train
 
 
 class Number(nn.Module):
-    """One number that learns, and a switch to see the mode by."""
+    """One parameter, and a module that shows the mode."""
 
     def __init__(self, start=0.0):
         super().__init__()
@@ -34,7 +34,7 @@ def one_batch(epoch):
     return [torch.ones(())]
 
 
-def test_it_takes_the_optimizers_steps_and_records_the_mean_loss():
+def test_the_optimizer_steps_on_each_batch_and_the_mean_loss_is_recorded():
     model = Number()
     seen = []
     batches = {0: [1.0, 2.0], 1: [3.0]}
@@ -45,14 +45,14 @@ def test_it_takes_the_optimizers_steps_and_records_the_mean_loss():
 
     history = train(model, batches.__getitem__, loss, Recipe(descent(model), epochs=2))
     assert seen == [1.0, 2.0, 3.0]
-    # Each step takes 1 - 0.2 · batch of the way that is left: 0.8, 0.6, 0.4.
+    # Each step leaves 1 - 0.2 · batch of the distance: 0.8, 0.6, 0.4.
     assert_close(model.number.item(), 1 - 0.8 * 0.6 * 0.4)
     assert_close(history.loss, ((1 + 2 * 0.8**2) / 2, 3 * (0.8 * 0.6) ** 2))
     assert history.validation == ()
     assert history.best_epoch == 1
 
 
-def test_the_best_state_is_kept_and_given_back():
+def test_the_model_ends_with_the_state_of_the_best_epoch():
     model = Number()
     validations = iter([3.0, 1.0, 2.0, 5.0])
     states = []
@@ -68,7 +68,7 @@ def test_the_best_state_is_kept_and_given_back():
     assert len(set(states)) == 4
 
 
-def test_it_stops_when_patience_ends():
+def test_patience_stops_the_training():
     model = Number()
     validations = iter([3.0, 1.0, 1.0, 2.0, 0.0])
     history = train(
@@ -82,7 +82,7 @@ def test_it_stops_when_patience_ends():
     assert history.best_epoch == 2
 
 
-def test_of_equal_validations_the_last_has_learned_most():
+def test_the_last_of_equal_epochs_is_the_best():
     model = Number()
     states = []
 
@@ -95,13 +95,13 @@ def test_of_equal_validations_the_last_has_learned_most():
     assert model.number.item() == states[2] != states[0]
 
 
-def test_an_infinite_validation_is_one_like_any_other():
+def test_a_validation_may_be_infinite():
     model = Number()
     history = train(model, one_batch, towards(model, 1.0), Recipe(descent(model), epochs=2), validate=lambda: math.inf)
     assert history.best_epoch == 1
 
 
-def test_modes_and_gradients_are_those_of_the_phase():
+def test_modes_and_gradients_in_training_and_validation():
     model = Number()
     model.dropout.eval()
     modes = []
@@ -134,7 +134,7 @@ def test_clip_bounds_the_step():
     assert_close(model.number.item(), 1.5)
 
 
-def test_clip_does_not_count_what_the_optimizer_does_not_change():
+def test_clip_ignores_parameters_that_the_optimizer_does_not_have():
     model = nn.ParameterList([torch.zeros(()), torch.zeros(())])
     optimizer = torch.optim.SGD([model[0]], lr=1.0)
     train(model, one_batch, lambda batch: model[0] + 1e6 * model[1], Recipe(optimizer, epochs=1, clip=1.0))
@@ -142,7 +142,7 @@ def test_clip_does_not_count_what_the_optimizer_does_not_change():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_says_when_and_what_to_try(value):
+def test_a_loss_that_is_not_finite_raises_and_says_when_and_what_to_try(value):
     model = Number()
 
     def batches(epoch):
@@ -154,13 +154,13 @@ def test_a_loss_that_is_no_number_says_when_and_what_to_try(value):
         train(model, batches, towards(model, 1.0), Recipe(descent(model), epochs=5))
 
 
-def test_who_clips_is_told_to_clip_more():
+def test_a_smaller_clip_is_suggested_to_those_who_clip():
     model = Number()
     with pytest.raises(FloatingPointError, match=r"learning rate than 0.1, clip=0.05, or look for NaN"):
         train(model, lambda epoch: [math.nan], towards(model, 1.0), Recipe(descent(model), epochs=1, clip=0.5))
 
 
-def test_a_validation_that_is_nan_is_refused():
+def test_a_validation_that_is_nan_raises():
     model = Number()
     with pytest.raises(FloatingPointError, match="validation gave NaN after epoch 0"):
         train(model, one_batch, towards(model, 1.0), Recipe(descent(model), epochs=2), validate=lambda: math.nan)
@@ -198,13 +198,13 @@ def test_an_epoch_without_batches_raises():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A terminal to look at, and a reader who does not wait."""
+    """The text that is written to a terminal."""
     screen = io.StringIO()
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
     return screen
 
 
-def watched(progress=True):
+def train_with_bar(progress=True):
     model = Number()
     train(
         model,
@@ -218,34 +218,34 @@ def watched(progress=True):
 
 def test_the_bar_shows_loss_and_best_validation(terminal, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
-    watched()
+    train_with_bar()
     shown = terminal.getvalue()
     assert "a number" in shown
     assert "loss 0.4096" in shown
     assert "best 0.25" in shown
 
 
-def test_there_is_no_bar_for_what_is_soon_done(terminal):
-    watched()
+def test_there_is_no_bar_for_short_trainings(terminal):
+    train_with_bar()
     assert terminal.getvalue() == ""
 
 
-def test_there_is_no_bar_where_none_is_wanted(terminal, monkeypatch):
+def test_there_is_no_bar_with_progress_false(terminal, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
-    watched(progress=False)
+    train_with_bar(progress=False)
     assert terminal.getvalue() == ""
 
 
-def test_there_is_no_bar_in_a_file(capfd, monkeypatch):
+def test_there_is_no_bar_if_stderr_is_not_a_terminal(capfd, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    watched()
+    train_with_bar()
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
 
 
 class Swing(nn.Module):
-    """A number that each epoch throws to the other side of 0, and a count."""
+    """A number whose sign changes each epoch, and a counter."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +257,7 @@ class Swing(nn.Module):
         return (self.w * batch).sum()
 
 
-def swung(validate, average, **more):
+def train_swing(validate, average, **more):
     model = Swing()
     sides = [torch.tensor([2.0]), torch.tensor([-2.0])]  # steps of 1 · 2: from 1 to -1, and back
     history = train(
@@ -272,8 +272,8 @@ def swung(validate, average, **more):
 
 
 @pytest.mark.parametrize(("average", "expected"), [(2, 0.0), (4, 0.0), (3, -1 / 3), (99, -1 / 5)])
-def test_the_mean_of_the_last_epochs_is_taken_where_it_is_better(average, expected):
-    model, history = swung(abs, average)
+def test_the_mean_of_the_last_epochs_is_used_if_it_is_better(average, expected):
+    model, history = train_swing(abs, average)
     assert model.w.item() == pytest.approx(expected)
     assert history.averaged == min(average, 5)
     assert history.validation == (1.0,) * 5
@@ -281,15 +281,15 @@ def test_the_mean_of_the_last_epochs_is_taken_where_it_is_better(average, expect
 
 
 @pytest.mark.parametrize("average", [1, 2])
-def test_and_where_it_is_not_the_best_epoch_is(average):
-    model, history = swung(lambda w: -abs(w), average)
+def test_the_best_epoch_is_used_if_the_mean_is_not_better(average):
+    model, history = train_swing(lambda w: -abs(w), average)
     assert model.w.item() == -1
     assert history.averaged == 0
     assert history.best_epoch == 4
 
 
-def test_a_run_that_goes_on_has_the_same_mean(tmp_path):
-    whole, history = swung(abs, 4)
+def test_a_resumed_run_has_the_same_mean(tmp_path):
+    whole, history = train_swing(abs, 4)
 
     def stopping(w):
         stopping.calls += 1
@@ -299,7 +299,7 @@ def test_a_run_that_goes_on_has_the_same_mean(tmp_path):
 
     stopping.calls = 0
     with pytest.raises(KeyboardInterrupt):
-        swung(stopping, 4, checkpoint=Checkpoint(tmp_path / "run"))
-    again, gone_on = swung(abs, 4, checkpoint=Checkpoint(tmp_path / "run", resume=True))
-    assert gone_on == history
-    assert again.w.item() == whole.w.item()
+        train_swing(stopping, 4, checkpoint=Checkpoint(tmp_path / "run"))
+    model, resumed = train_swing(abs, 4, checkpoint=Checkpoint(tmp_path / "run", resume=True))
+    assert resumed == history
+    assert model.w.item() == whole.w.item()

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from regard.models.recurrent import bahdanau
 from regard.models.transformer import transformer
 from regard.training import Checkpoint, Muon, Recipe, train, warm_cosine
-from regard.training.muon import LENGTH, QUINTIC, matrices_of, orthogonal
+from regard.training.muon import QUINTIC, STEP_RMS, matrices_of, orthogonal
 
 
 def by_singular_values(matrix):
@@ -22,14 +22,14 @@ def by_singular_values(matrix):
     return left @ values.diag() @ right
 
 
-def slow_step(matrix, slopes, *, rate, decay, momentum):
-    """Where some steps lead, one matrix that is no row of squares."""
+def slow_step(matrix, gradients, *, rate, decay, momentum):
+    """The result of some steps of a matrix that does not consist of squares."""
     mean = torch.zeros_like(matrix)
-    for slope in slopes:
-        mean = momentum * mean + (1 - momentum) * slope
-        ahead = momentum * mean + (1 - momentum) * slope
+    for gradient in gradients:
+        mean = momentum * mean + (1 - momentum) * gradient
+        ahead = momentum * mean + (1 - momentum) * gradient
         step = by_singular_values(ahead) * max(matrix.shape) ** 0.5
-        matrix = matrix - rate * decay * matrix - rate * LENGTH * step
+        matrix = matrix - rate * decay * matrix - rate * STEP_RMS * step
     return matrix
 
 
@@ -37,32 +37,32 @@ def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def stepped(parameter, slopes, **settings):
+def stepped(parameter, gradients, **settings):
     optimizer = Muon([parameter], [], **settings)
-    for slope in slopes:
-        parameter.grad = slope.clone()
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
         optimizer.step()
     return parameter.detach()
 
 
 @pytest.mark.parametrize("shape", [(7, 7), (11, 7), (7, 11), (1, 1)])
-def test_steps_are_those_of_the_slow_definition(shape):
-    start, slopes = drawn(*shape), [drawn(*shape, seed=seed) for seed in (1, 2, 3)]
-    found = stepped(nn.Parameter(start.clone()), slopes, lr=0.03, weight_decay=0.1, momentum=0.9)
-    assert_close(found, slow_step(start, slopes, rate=0.03, decay=0.1, momentum=0.9))
+def test_steps_agree_with_the_slow_definition(shape):
+    start, gradients = drawn(*shape), [drawn(*shape, seed=seed) for seed in (1, 2, 3)]
+    found = stepped(nn.Parameter(start.clone()), gradients, lr=0.03, weight_decay=0.1, momentum=0.9)
+    assert_close(found, slow_step(start, gradients, rate=0.03, decay=0.1, momentum=0.9))
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_squares_beside_each_other_step_each_alone(side):
-    """As queries, keys and values do, which share one matrix."""
-    start, slopes = [drawn(5, 5, seed=seed) for seed in (1, 2, 3)], [drawn(5, 5, seed=seed) for seed in (4, 5, 6)]
-    found = stepped(nn.Parameter(torch.cat(start, dim=side)), [torch.cat(slopes, dim=side)], lr=0.03)
-    alone = [stepped(nn.Parameter(one), [slope], lr=0.03) for one, slope in zip(start, slopes, strict=True)]
+def test_square_blocks_of_a_matrix_step_independently(side):
+    """As queries, keys and values do, which are packed into one matrix."""
+    start, gradients = [drawn(5, 5, seed=seed) for seed in (1, 2, 3)], [drawn(5, 5, seed=seed) for seed in (4, 5, 6)]
+    found = stepped(nn.Parameter(torch.cat(start, dim=side)), [torch.cat(gradients, dim=side)], lr=0.03)
+    alone = [stepped(nn.Parameter(one), [gradient], lr=0.03) for one, gradient in zip(start, gradients, strict=True)]
     assert_close(found, torch.cat(alone, dim=side))
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 7), (3, 13, 5), (3, 5, 13)])
-def test_all_directions_get_about_one_length(shape):
+def test_all_singular_values_become_about_one(shape):
     matrices = drawn(*shape)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     values = left.mT @ orthogonal(matrices) @ right.mT
@@ -72,19 +72,19 @@ def test_all_directions_get_about_one_length(shape):
     assert lengths.max() < 1.25
 
 
-def test_nothing_to_go_down_is_no_step():
+def test_a_zero_gradient_is_no_step():
     assert orthogonal(torch.zeros(2, 3, 5)).eq(0).all()
     parameter = nn.Parameter(torch.ones(3, 5))
     assert stepped(parameter, [torch.zeros(3, 5)], lr=1.0).eq(1).all()
 
 
-def test_a_step_has_the_length_of_the_rate_whatever_the_shape():
+def test_the_size_of_a_step_depends_on_the_rate_and_not_on_the_shape():
     for shape in ((64, 64), (192, 64), (64, 256), (60, 90)):
         step = stepped(nn.Parameter(torch.zeros(shape)), [torch.randn(shape)], lr=0.5)
-        assert 0.7 < step.square().mean().sqrt() / (0.5 * LENGTH) < 1.2, shape
+        assert 0.7 < step.square().mean().sqrt() / (0.5 * STEP_RMS) < 1.2, shape
 
 
-def test_all_others_step_by_adamw():
+def test_other_parameters_step_by_adamw():
     ours, theirs = ([nn.Parameter(drawn(7, 3)), nn.Parameter(drawn(11))] for _ in range(2))
     muon = Muon([], ours, lr=0.02, weight_decay=0.3, betas=(0.8, 0.9))
     groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:], "weight_decay": 0.0}]
@@ -130,13 +130,13 @@ def run(checkpoint=None, stop=None):
     return model
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path):
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
     with pytest.raises(StoppedError):
         run(Checkpoint(tmp_path / "run", every=5), stop=13)
     same(run(), run(Checkpoint(tmp_path / "run", resume=True)))
 
 
-def test_matrices_of_a_model_are_those_that_rows_are_multiplied_with():
+def test_matrices_of_a_model_are_the_weights_of_its_layers():
     model = transformer(50, 50, blocks=1, heads=2, size=8, hidden=12, shared=True)
     every = {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
     found = matrices_of(model)
@@ -148,7 +148,7 @@ def test_matrices_of_a_model_are_those_that_rows_are_multiplied_with():
     assert not shapes & {(50, 8), (60, 8)}
 
 
-def test_what_does_not_learn_is_left_alone():
+def test_frozen_parameters_are_left_out():
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).requires_grad_(False)
     model[1].requires_grad_()
     matrices, gains = Muon.of(model, lr=0.1, weight_decay=0.2, momentum=0.8).param_groups
@@ -157,6 +157,6 @@ def test_what_does_not_learn_is_left_alone():
     assert (matrices["turned"], gains["turned"], matrices["momentum"]) == (True, False, 0.8)
 
 
-def test_what_is_no_matrix_is_refused():
+def test_a_vector_among_the_matrices_raises():
     with pytest.raises(ValueError, match=r"matrices must have two dimensions, got shape \[3\]"):
         Muon([nn.Parameter(torch.ones(3))], [], lr=0.1)

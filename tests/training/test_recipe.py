@@ -1,4 +1,4 @@
-"""Torch's own schedules, and states that are no tensors, in runs that are kept."""
+"""Recipes with torch's own schedules, and their checkpoints."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from regard.training import Checkpoint, Recipe, train
 
 
 def scheduled(schedule, checkpoint=None, stop=None):
-    """A run with a schedule of torch's own, and the rates it had; it breaks off at a step."""
+    """A run with one of torch's schedules, and its learning rates; it stops with an error at a step."""
     torch.manual_seed(3)
     model, rates = nn.Linear(5, 5), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -25,8 +25,8 @@ def scheduled(schedule, checkpoint=None, stop=None):
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_milestones_are_kept(tmp_path, within):
-    """Their numbers are keys, which JSON would make texts."""
+def test_milestones_are_restored(tmp_path, within):
+    """Milestones are integer keys, which JSON makes strings."""
 
     def schedule(optimizer):
         steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 15])
@@ -36,8 +36,8 @@ def test_milestones_are_kept(tmp_path, within):
     whole, rates = scheduled(schedule)
     with pytest.raises(StoppedError):
         scheduled(schedule, Checkpoint(tmp_path / "run", every=5), stop=9)
-    again, later = scheduled(schedule, Checkpoint(tmp_path / "run", resume=True))
-    same(whole, again)
+    resumed, later = scheduled(schedule, Checkpoint(tmp_path / "run", resume=True))
+    same(whole, resumed)
     assert later == rates[-len(later) :]
     assert len({round(rate, 9) for rate in rates}) == 3
 
@@ -50,7 +50,7 @@ class Extra(nn.Linear):
         self.mine = state
 
 
-def test_what_is_no_tensor_is_copied_and_not_kept(tmp_path):
+def test_state_that_is_not_a_tensor_is_copied_but_raises_with_a_checkpoint(tmp_path):
     model = Extra(5, 1)
     recipe = Recipe(torch.optim.SGD(model.parameters(), lr=0.1), epochs=3, average=2)
     loss = lambda batch: model(batch).square().mean()  # noqa: E731
@@ -60,7 +60,7 @@ def test_what_is_no_tensor_is_copied_and_not_kept(tmp_path):
         train(model, batches, loss, recipe, validate=lambda: 1.0, checkpoint=Checkpoint(tmp_path / "run"))
 
 
-def test_a_schedule_that_must_be_told_something_is_refused():
+def test_a_schedule_that_needs_a_metric_raises():
     model = nn.Linear(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -68,7 +68,7 @@ def test_a_schedule_that_must_be_told_something_is_refused():
         Recipe(optimizer, epochs=1, schedule=plateau)
 
 
-def test_milestones_are_those_of_the_run_that_goes_on(tmp_path):
+def test_a_resumed_run_keeps_its_milestones(tmp_path):
     def schedule(milestones):
         return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones)
 
