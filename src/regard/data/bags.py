@@ -1,14 +1,14 @@
-"""Bags: inputs that are several rows each, with one target for all of them.
+"""Bags: inputs of several rows each, with one target per bag.
 
-A bag is a matrix [n, d] of n instances with d features; n differs from bag to bag, d does not. Bags are kept as one
-array without padding, bag after bag:
+A bag is a matrix [n, d] of n instances with d features; n differs from bag to bag, d does not. Bags are stored in one
+array without padding, one after another:
 
     instances  [N, d]   the instances of bag b are instances[starts[b] : starts[b + 1]]
-    starts     [B + 1]  from 0 to N, rising
+    starts     [B + 1]  from 0 to N, increasing
 
-They come as a list of [n, d] arrays or frames, as an array [B, n, d] of bags of one size, as one that is padded, with
-lengths, or as a frame with a row for each instance and a column that says which bag it is in. What must hold is checked
-here, once: at least one bag, none of them empty, one number of features, no NaN and no infinity.
+Bags come as a list of [n, d] arrays or frames, as an array [B, n, d] of bags of one size, as a padded array with
+lengths, or as a frame with a row for each instance and a column that names its bag. They are checked here, once: at
+least one bag, none of them empty, the same number of features in all, no NaN and no infinity.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from regard.data.tables import column, listed, pandas
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
-Array = Any
+Floats = NDArray[np.floating]
+Integers = NDArray[np.integer]
+Labels = NDArray[np.generic]
 FORMS = "a list of [n, d] arrays, an array [bags, n, d], as_bags(padded, lengths=…), or a frame with a column of bags"
 
 
@@ -36,47 +39,47 @@ class Bags:
     (2, [2, 5], (5, 3), 3)
     """
 
-    instances: Array  # [N, d] float64
-    starts: Array  # [B + 1] int64
-    names: Array | None = None  # [B] what the bags are called
-    features: tuple[str, ...] | None = None  # [d] what the features are called
-    rows: Array | None = None  # [N] what the instances are called: the index of the frame they come from
+    instances: Floats  # [N, d] float64
+    starts: Integers  # [B + 1] int64
+    names: Labels | None = None  # [B] names of the bags
+    features: tuple[str, ...] | None = None  # [d] names of the features
+    rows: Labels | None = None  # [N] labels of the instances: the index of the frame they come from
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def shape(self) -> tuple[int]:
-        """[bags]: by it scikit-learn knows that it may index with an array."""
+        """[B]: scikit-learn indexes with an array only what has a shape."""
         return (len(self),)
 
     @property
-    def sizes(self) -> Array:
-        """How many instances each bag has, [B]."""
+    def sizes(self) -> Integers:
+        """The number of instances of each bag, [B]."""
         return np.diff(self.starts)
 
     @property
-    def bag(self) -> Array:
-        """Which bag each instance is in, [N]."""
+    def bag_index(self) -> Integers:
+        """The index of the bag of each instance, [N]."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def __iter__(self) -> Iterator[Array]:
-        return (self[place] for place in range(len(self)))
+    def __iter__(self) -> Iterator[Floats]:
+        return (self[index] for index in range(len(self)))
 
     @overload
-    def __getitem__(self, key: int) -> Array: ...
+    def __getitem__(self, key: int) -> Floats: ...
     @overload
-    def __getitem__(self, key: Any) -> "Bags": ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: slice | Sequence[int] | Labels) -> "Bags": ...
+    def __getitem__(self, key: Any) -> "Floats | Bags":
         if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
-            key = key[0]  # scikit-learn asks for bags[index, ...]
+            key = key[0]  # scikit-learn indexes with bags[index, ...]
         chosen = np.arange(len(self))[key]
         if chosen.ndim == 0:
             return self.instances[self.starts[chosen] : self.starts[chosen + 1]]
         return self.take(chosen)
 
-    def take(self, chosen: Array) -> "Bags":
-        """Some of the bags, in the order asked for."""
+    def take(self, chosen: Integers) -> "Bags":
+        """The bags at these indices, in this order."""
         sizes = self.sizes[chosen]
         starts = starts_of(sizes)
         row = np.repeat(self.starts[chosen] - starts[:-1], sizes) + np.arange(starts[-1])
@@ -84,40 +87,40 @@ class Bags:
         rows = None if self.rows is None else self.rows[row]
         return Bags(self.instances[row], starts, names, self.features, rows)
 
-    def with_instances(self, instances: Array) -> Self:
-        """The same bags with other instances, row by row."""
+    def with_instances(self, instances: Floats) -> Self:
+        """The same bags with other instances [N, d]."""
         return replace(self, instances=instances)
 
-    def sums(self, values: Array) -> Array:
+    def without_feature_names(self) -> Self:
+        """The same bags with features that have no names."""
+        return replace(self, features=None)
+
+    def sums(self, values: Floats) -> Floats:
         """Sums over each bag, [N, ...] → [B, ...]."""
         return np.add.reduceat(values, self.starts[:-1], axis=0)
 
-    def runs(self, most: int) -> Iterator[slice]:
-        """Bags one after another, at most so many instances at a time, but for a bag that has more by itself."""
+    def blocks(self, limit: int) -> Iterator[slice]:
+        """Slices of consecutive bags with at most `limit` instances each; a larger bag is a block by itself."""
         start = 0
         while start < len(self):
-            reach = int(np.searchsorted(self.starts, self.starts[start] + most, side="right")) - 1
-            stop = max(start + 1, reach)
+            last = int(np.searchsorted(self.starts, self.starts[start] + limit, side="right")) - 1
+            stop = max(start + 1, last)
             yield slice(start, stop)
             start = stop
 
-    def nameless(self) -> Self:
-        """The same bags, whose features have no names."""
-        return replace(self, features=None)
-
-    def call(self, place: int) -> str:
-        """A bag as a message calls it: by its name, or by its place."""
-        return f"bag {place}" if self.names is None else f"bag {self.names[place]!s}"
+    def describe(self, index: int) -> str:
+        """A bag in a message: by its name, or by its index if it has none."""
+        return f"bag {index}" if self.names is None else f"bag {self.names[index]!s}"
 
 
-def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # noqa: N803
-    """Bags of whatever form.
+def as_bags(X: object, *, lengths: ArrayLike | None = None, by: str | None = None) -> Bags:  # noqa: N803
+    """Bags from any supported form.
 
-    X        Bags; a list of [n, d] arrays, or of frames, whose columns are found by name; an array [B, n, d]; or a
-             pandas frame, a row for each instance
-    lengths  [B] how many instances of each bag of an array [B, n, d] count; what is behind them is padding
-    by       the column of a frame that names the bag of each row. The rows of a bag need not stand together: they
-             are gathered, and bags are in the order in which they first appear
+    X        Bags; a list of [n, d] arrays, or of frames, whose columns are matched by name; an array [B, n, d]; or a
+             pandas frame with a row for each instance
+    lengths  [B] the number of instances of each bag of an array [B, n, d]; the rest is padding
+    by       the column of a frame that names the bag of each row. The rows of a bag need not be consecutive; bags are
+             in the order in which they first appear
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame({"bag": ["b", "a", "b"], "x": [1.0, 2.0, 3.0]})
@@ -125,175 +128,221 @@ def as_bags(X: Any, *, lengths: Any = None, by: str | None = None) -> Bags:  # n
     >>> bags.names.tolist(), bags[0].tolist(), bags[1].tolist()
     (['b', 'a'], [[1.0], [3.0]], [[2.0]])
     """
-    framed = hasattr(X, "columns")
-    if by is not None and not framed:
-        raise ValueError(f"by={by!r} names the column of a frame, got {type(X).__name__}")
-    if lengths is not None and np.ndim(X) != 3:
-        raise ValueError(f"lengths belong to a padded array [bags, n, d], got {described(X)}")
+    is_frame = hasattr(X, "columns")
+    if by is not None and not is_frame:
+        raise ValueError(f"by={by!r} names a column of a frame, got {describe_type(X)}")
+    if lengths is not None and np.ndim(X) != 3:  # type: ignore[arg-type]
+        raise ValueError(f"lengths need a padded array [bags, n, d], got {describe_type(X)}")
     if isinstance(X, Bags):
         if not len(X):
             raise ValueError("there must be at least one bag, got none")
         return X
-    if framed:
-        return checked(from_frame(X, by))
-    if hasattr(X, "__array__"):  # a tensor too
+    if is_frame:
+        return check_finite(from_frame(X, by))
+    if hasattr(X, "__array__"):  # also a tensor
         X = np.asarray(X)  # noqa: N806
     if lengths is not None or (isinstance(X, np.ndarray) and X.ndim == 3):
-        return checked(from_array(real(X, "bags"), lengths))
+        return check_finite(from_array(as_floats(X, "bags"), lengths))
     if isinstance(X, Sequence) or (isinstance(X, np.ndarray) and X.ndim == 1):
-        return checked(from_list(list(X)))
-    raise ValueError(f"bags must be {FORMS}; got {described(X)}")
+        return check_finite(from_list(list(X)))
+    raise ValueError(f"bags must be {FORMS}; got {describe_type(X)}")
 
 
-def from_list(bags: Sequence[Any]) -> Bags:
-    """A list of [n, d] arrays, copied into one."""
-    bags, features = by_columns(bags)
-    arrays = [real(bag, f"bag {place}") for place, bag in enumerate(bags)]
+def from_list(bags: Sequence[object]) -> Bags:
+    """Bags from a list of [n, d] arrays, copied into one array."""
+    bags, features = match_columns(bags)
+    arrays = [as_floats(bag, f"bag {index}") for index, bag in enumerate(bags)]
     if not arrays:
         raise ValueError("there must be at least one bag, got an empty list")
-    for place, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         if array.ndim != 2 and array.size:
             raise ValueError(
-                f"bag {place} must be [instances, features], got shape {list(array.shape)}: bags are {FORMS}"
+                f"bag {index} must be [instances, features], got shape {list(array.shape)}: bags are {FORMS}"
             )
         if not array.size:
-            raise ValueError(f"bag {place} is empty, got shape {list(array.shape)}: a bag must have an instance")
+            raise ValueError(f"bag {index} is empty, got shape {list(array.shape)}: a bag needs an instance")
         if array.shape[1] != arrays[0].shape[1]:
             raise ValueError(
-                f"all bags must have the same features: bag 0 has {arrays[0].shape[1]}, bag {place} has"
-                f" {array.shape[1]}"
+                "all bags must have the same number of features: bag 0 has"
+                f" {arrays[0].shape[1]}, bag {index} has {array.shape[1]}"
             )
     return Bags(np.concatenate(arrays), starts_of([len(array) for array in arrays]), features=features)
 
 
-def by_columns(bags: Sequence[Any]) -> tuple[Sequence[Any], tuple[str, ...] | None]:
-    """Bags whose columns have names, in the order of the first of them; and those names, if they are text."""
+def match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ...] | None]:
+    """Bags with their columns in the order of the first bag's, and the names of the columns if they are text."""
     columns = [list(bag.columns) if hasattr(bag, "columns") else None for bag in bags]
-    columns = [None if names == list(range(len(names or ()))) else names for names in columns]  # pandas' own numbers
+    columns = [None if names == list(range(len(names or ()))) else names for names in columns]  # pandas' default names
     if all(names is None for names in columns):
         return bags, None
-    wanted = columns[0]
-    for place, names in enumerate(columns):
-        if names is None or wanted is None:
-            alike = names is wanted
+    first = columns[0]
+    for index, names in enumerate(columns):
+        if names is None or first is None:
+            same = names is first
         else:
-            alike = set(names) == set(wanted) and len(set(names)) == len(names)
-        if not alike:
-            told = ["no names" if some is None else listed(map(str, some)) for some in (wanted, names)]
+            same = set(names) == set(first) and len(set(names)) == len(names)
+        if not same:
+            ours, theirs = ("no names" if some is None else listed(map(str, some)) for some in (first, names))
             raise ValueError(
-                "all bags must have the same features, each with a name of its own, if one of them has names:"
-                f" bag 0 has {told[0]}, bag {place} has {told[1]}"
+                "if one bag has column names, all bags must have the same, each once:"
+                f" bag 0 has {ours}, bag {index} has {theirs}"
             )
-    assert wanted is not None
-    named = tuple(wanted) if all(isinstance(name, str) for name in wanted) else None
-    return [bag[wanted] for bag in bags], named
+    assert first is not None
+    features = tuple(first) if all(isinstance(name, str) for name in first) else None
+    return [bag[first] for bag in bags], features
 
 
-def from_array(array: Array, lengths: Any) -> Bags:
-    """An array [B, n, d]: all of it, or of each bag as many instances as its length says."""
+def from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
+    """Bags from an array [B, n, d]: all of its rows, or those that the lengths say."""
     count, most, size = array.shape
     if not count or not size:
         raise ValueError(f"there must be at least one bag and one feature, got shape {list(array.shape)}")
     if lengths is None:
         if not most:
-            raise ValueError(f"bag 0 is empty, got shape {list(array.shape)}: a bag must have an instance")
-        return Bags(array.reshape(-1, size), np.arange(count + 1) * most)
+            raise ValueError(f"bag 0 is empty, got shape {list(array.shape)}: a bag needs an instance")
+        return Bags(array.reshape(-1, size), np.arange(count + 1) * most)  # [B, n, d] → [B · n, d]
     sizes = np.asarray(lengths)
     if sizes.shape != (count,) or sizes.dtype.kind not in "iu":
         raise ValueError(
-            f"lengths must be [{count}] whole numbers, one a bag, got shape {list(sizes.shape)} of {sizes.dtype}"
+            f"lengths must be [{count}] whole numbers, one per bag, got shape {list(sizes.shape)} of {sizes.dtype}"
         )
     if (sizes < 1).any():
-        place = int(np.argmax(sizes < 1))
-        raise ValueError(f"bag {place} is empty, its length is {sizes[place]}: a bag must have an instance")
+        index = int(np.argmax(sizes < 1))
+        raise ValueError(f"bag {index} is empty, its length is {sizes[index]}: a bag needs an instance")
     if (sizes > most).any():
-        place = int(np.argmax(sizes > most))
-        raise ValueError(
-            f"lengths must be at most {most}, the instances there is room for, got {sizes[place]} for bag {place}"
-        )
-    return Bags(array[np.arange(most) < sizes[:, None]], starts_of(sizes))
+        index = int(np.argmax(sizes > most))
+        raise ValueError(f"lengths must be at most {most}, the size of the array, got {sizes[index]} for bag {index}")
+    return Bags(array[np.arange(most) < sizes[:, None]], starts_of(sizes))  # the mask [B, n] drops the padding
 
 
 def from_frame(frame: "DataFrame", by: str | None) -> Bags:
-    """A row for each instance; rows of a bag are gathered."""
+    """Bags from a frame with a row for each instance, gathered by the column `by`."""
     if by is None:
-        raise ValueError(f"which column of the frame says the bag? Its columns are {listed(map(str, frame.columns))}")
+        raise ValueError(f"the column that names the bags must be given; the columns are {listed(map(str, frame))}")
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
-        raise ValueError(f"the columns of a frame must have names of their own, got {twice[0]!r} more than once")
+        raise ValueError(f"the columns of a frame must have different names, got {twice[0]!r} more than once")
     ids = column(frame, by)
     if not len(frame):
         raise ValueError("there must be at least one bag, got a frame without rows")
     if ids.isna().any():
-        raise ValueError(f"column {by!r} must say the bag of each row, and is missing in row {missing(ids)}")
+        row = ids.index[int(np.argmax(ids.isna().to_numpy()))]
+        raise ValueError(f"column {by!r} must name the bag of each row, and is missing in row {row}")
     code, names = pandas().factorize(ids)  # in order of first appearance
     order = np.argsort(code, kind="stable")
     features = [name for name in frame.columns if name != by]
     if not features:
-        raise ValueError(f"there is no feature beside the column of bags {by!r}")
+        raise ValueError(f"there must be a feature beside the column of bags {by!r}")
     instances = np.empty((len(frame), len(features)))
-    for place, name in enumerate(features):
-        instances[:, place] = numbers(frame, name)[order]
+    for index, name in enumerate(features):
+        instances[:, index] = column_as_floats(frame, name)[order]
     named = tuple(features) if all(isinstance(name, str) for name in features) else None
     return Bags(instances, starts_of(np.bincount(code)), np.asarray(names), named, np.asarray(frame.index)[order])
 
 
-def real(values: Any, what: str) -> Array:
-    """An array in floating point."""
+def as_floats(values: object, what: str) -> NDArray[np.float64]:
+    """An array as float64."""
     try:
-        if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():  # type: ignore[arg-type]
             raise ValueError("some of them are masked")
         array = np.asarray(values)
-        check_kind(array.dtype)
+        check_real(array.dtype)
         return array.astype(np.float64, copy=False)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the features of {what} must be numbers, [instances, features]: {error}") from None
 
 
-def numbers(frame: "DataFrame", name: str) -> Array:
-    """A column of numbers, in floating point; what is missing is NaN."""
+def column_as_floats(frame: "DataFrame", name: str) -> NDArray[np.float64]:
+    """A column as float64; missing cells are NaN."""
     try:
-        check_kind(frame[name].dtype)
-        return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+        check_real(frame[name].dtype)
+        return np.asarray(frame[name].to_numpy(dtype=np.float64, na_value=np.nan))
     except (ValueError, TypeError) as error:
         raise ValueError(f"the features of a bag must be numbers, and column {name!r} is not: {error}") from None
 
 
-def check_kind(dtype: Any) -> None:
-    """Complex numbers, dates and times would become floating point without a word."""
+def check_real(dtype: object) -> None:
+    """Raise on complex numbers, dates and times, which NumPy converts to floats silently."""
     if getattr(dtype, "kind", "f") in "cmM":
         raise ValueError(f"got {dtype}")
 
 
-def missing(ids: Any) -> Any:
-    """The label of the first row whose bag is missing."""
-    return ids.index[int(np.argmax(ids.isna().to_numpy()))]
-
-
-def checked(bags: Bags) -> Bags:
-    """The bags, if all their numbers are finite; the error says which is not."""
+def check_finite(bags: Bags) -> Bags:
+    """The bags; raises with the first NaN or infinity that they contain."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(bags.instances.sum()):  # without an array of truths for the usual case
+        if np.isfinite(bags.instances.sum()):  # the common case, without an array of booleans
             return bags
     finite = np.isfinite(bags.instances)
     if finite.all():
         return bags
-    row, place = np.argwhere(~finite)[0]
-    which = int(np.searchsorted(bags.starts, row, side="right")) - 1
-    feature = place if bags.features is None else repr(bags.features[place])
-    found = "NaN" if np.isnan(bags.instances[row, place]) else "an infinite number"
+    row, index = np.argwhere(~finite)[0]
+    bag = int(np.searchsorted(bags.starts, row, side="right")) - 1
+    feature = index if bags.features is None else repr(bags.features[index])
+    value = "NaN" if np.isnan(bags.instances[row, index]) else "an infinite number"
     raise ValueError(
-        f"{bags.call(which)} has {found} in instance {row - bags.starts[which]}, feature {feature}:"
+        f"{bags.describe(bag)} has {value} in instance {row - bags.starts[bag]}, feature {feature}:"
         " fill it in, or leave the instance out"
     )
 
 
-def starts_of(sizes: Any) -> Array:
-    """Where bags of these sizes start, and where the last one ends: [B + 1]."""
+def starts_of(sizes: ArrayLike) -> Integers:
+    """The starts of bags of these sizes, and the end of the last one: [B + 1]."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def described(X: Any) -> str:  # noqa: N803
-    """What something is, for a message: its type, and its shape where it has one."""
-    shape = getattr(X, "shape", None)
-    return type(X).__name__ + ("" if shape is None else f" of shape {list(shape)}")
+def describe_type(value: object) -> str:
+    """The type of a value for a message, with its shape if it has one."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" of shape {list(shape)}")
+
+
+def align_targets(y: Any, bags: Bags) -> Labels:
+    """One target per bag, [B], from targets in the order of the bags or from a Series indexed by their names."""
+    target = np.asarray(y)
+    if target.ndim == 2 and target.shape[1] == 1:
+        target = target[:, 0]
+    if target.ndim != 1:
+        raise ValueError(f"y must be [{len(bags)}], one target per bag, got shape {list(target.shape)}")
+    names = bags.names if hasattr(y, "index") and hasattr(y, "iloc") else None
+    complete = names is not None and set(names) <= set(y.index)
+    if len(target) == len(bags.instances) != len(bags) and not complete:
+        raise ValueError(
+            f"y must have one target per bag, {len(bags)}, got {len(target)}: one per instance. Use"
+            " frame.groupby(bag, sort=False)[target].first()"
+        )
+    if names is not None:
+        return targets_by_name(y, bags)
+    if len(target) != len(bags):
+        raise ValueError(f"y must have one target per bag, {len(bags)}, got {len(target)}")
+    return target
+
+
+def targets_by_name(y: "Series", bags: Bags) -> Labels:
+    """The targets of a Series by the names of the bags in its index."""
+    if not y.index.is_unique:
+        twice = y.index[y.index.duplicated()][0]
+        raise ValueError(f"y must name each bag once in its index, got {twice!s} more than once")
+    index = y.index.get_indexer(bags.names)
+    if (index < 0).any():
+        raise ValueError(
+            f"y is a Series without an entry for {bags.describe(int(np.argmax(index < 0)))}: its index must name the"
+            " bags. If y is in the order of the bags, pass y.to_numpy()"
+        )
+    return np.asarray(y.iloc[index]).reshape(-1)
+
+
+def group_targets(target: "Series", bag: "Series") -> "Series":
+    """The target of each bag, by its name, from the targets of its rows, which must be equal.
+
+    >>> import pandas as pd
+    >>> group_targets(pd.Series(["yes", "no", "yes"]), pd.Series(["b", "a", "b"])).to_dict()
+    {'b': 'yes', 'a': 'no'}
+    """
+    groups = target.groupby(bag, sort=False)
+    several = groups.nunique(dropna=False) > 1
+    if several.any():
+        name = several.index[int(np.argmax(several.to_numpy()))]
+        values = listed(map(str, target[bag == name].unique()), most=5)
+        where = "" if target.name is None else f" in column {target.name!r}"
+        raise ValueError(f"all rows of a bag must have the same target, those of bag {name} have {values}{where}")
+    return groups.first()

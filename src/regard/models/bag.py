@@ -1,21 +1,21 @@
-"""Attention over a bag: one answer for several instances, whatever their number and order.
+"""Attention over a bag: one output for several instances, independent of their number and order.
 
     z = Σᵢ αᵢ hᵢ        ŷ = U z + b        hᵢ = embed(xᵢ),  α = weigh(score(h)) within the bag
 
-The law with a learned query: for a score vᵀh this is `attend(v, bag, bag, score=dot)`, where keys and values are the
-bag's own instances. Without an embedding it is the smallest attention model there is, ŷ = uᵀXz with z = softmax(vᵀX)
-(Mineiro, 2016). What the poolings differ in is α alone:
+This is attention with a learned query: for a score vᵀh it is `attend(v, bag, bag, score=dot)`, where keys and values
+are the bag's own instances. Without an embedding it is the smallest attention model, ŷ = uᵀXz with z = softmax(vᵀX)
+(Mineiro, 2016). The poolings differ only in α:
 
-    BagAttention    softmax(score), one for each head; scores: vᵀh; wᵀtanh(Vh) and wᵀ(tanh(Vh) ⊙ σ(Gh)), equations 8
+    BagAttention    softmax(score), for each head; scores: vᵀh; wᵀtanh(Vh) and wᵀ(tanh(Vh) ⊙ σ(Gh)), equations 8
                     and 9 of Ilse, Tomczak and Welling, "Attention-based Deep Multiple Instance Learning" (2018)
     MeanPooling     1/n: a constant score
-    MaxPooling      all on the largest, in each feature by itself: hard attention, shared where several are equal
+    MaxPooling      1 for the largest instance of each feature: hard attention, divided equally among ties
 
-A batch of bags is ragged, and is never padded. Its shapes are
+A batch of bags is ragged and never padded:
 
     instance  [n, d]  the instances of all bags, in any order
-    bag       [n]     which bag each of them is in, from 0
-    count             how many bags there are; one without instances pools to 0, without NaN
+    bag       [n]     the index of the bag of each instance
+    count             the number of bags; an empty bag pools to 0, without NaN
 """
 
 import math
@@ -35,20 +35,20 @@ def segment_sum(values: Tensor, bag: Tensor, count: int) -> Tensor:
 
 
 def segment_max(values: Tensor, bag: Tensor, count: int) -> Tensor:
-    """The largest of each bag, -inf where it is empty: [n, ...] → [count, ...].
+    """The maximum over each bag, -inf if it is empty: [n, ...] → [count, ...].
 
     >>> import torch
     >>> segment_max(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 2]), 3).tolist()
     [2.0, -inf, 4.0]
     """
-    place = bag.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
-    return values.new_full((count, *values.shape[1:]), -math.inf).scatter_reduce(0, place, values, "amax")
+    index = bag.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)  # [n] → [n, 1, ...] → [n, ...]
+    return values.new_full((count, *values.shape[1:]), -math.inf).scatter_reduce(0, index, values, "amax")
 
 
 def segment_softmax(score: Tensor, bag: Tensor, count: int) -> Tensor:
-    """exp(score) over its sum in the bag: [n, ...] → [n, ...], positive weights that add up to 1 in each bag.
+    """exp(score) divided by its sum over the bag: [n, ...] → [n, ...], weights that add up to 1 in each bag.
 
-    A score of -inf has weight 0, and in a bag of nothing else all are 0; no NaN, forward or backward.
+    A score of -inf has weight 0. If all scores of a bag are -inf, all its weights are 0; no NaN, forward or backward.
 
     >>> import torch
     >>> segment_softmax(torch.tensor([0.0, 0.0, 1000.0]), torch.tensor([0, 0, 1]), 2).tolist()
@@ -56,9 +56,9 @@ def segment_softmax(score: Tensor, bag: Tensor, count: int) -> Tensor:
     """
     peak = segment_max(score.detach(), bag, count)
     peak = peak.masked_fill(peak == -math.inf, 0.0)
-    size = torch.exp(score - peak.index_select(0, bag))
-    total = segment_sum(size, bag, count)
-    return size / total.masked_fill(total == 0, 1.0).index_select(0, bag)
+    exponential = torch.exp(score - peak.index_select(0, bag))
+    total = segment_sum(exponential, bag, count)
+    return exponential / total.masked_fill(total == 0, 1.0).index_select(0, bag)
 
 
 class TanhScore(nn.Module):
@@ -72,7 +72,7 @@ class TanhScore(nn.Module):
     def __init__(self, size: int, hidden: int, heads: int = 1) -> None:
         super().__init__()
         self.content = nn.Linear(size, hidden)
-        self.query = nn.Linear(hidden, heads, bias=False)  # a constant would change no softmax
+        self.query = nn.Linear(hidden, heads, bias=False)  # softmax does not change with a constant
 
     def forward(self, embedded: Tensor) -> Tensor:
         return self.query(torch.tanh(self.content(embedded)))  # type: ignore[no-any-return]
@@ -97,7 +97,7 @@ class GatedScore(nn.Module):
 
 
 def linear_score(size: int, heads: int = 1) -> nn.Linear:
-    """vᵀh for each head, [n, size] → [n, heads]: `regard.scores.dot` with queries that are learned.
+    """vᵀh for each head, [n, size] → [n, heads]: `regard.scores.dot` with learned queries.
 
     >>> import torch
     >>> from regard.scores import dot
@@ -109,12 +109,12 @@ def linear_score(size: int, heads: int = 1) -> nn.Linear:
 
 
 class Pooling(nn.Module):
-    """A weighted sum of each bag's instances: [n, e] → [count, heads, e]. What the weights are, its children say."""
+    """A weighted sum of each bag's instances: [n, e] → [count, heads, e]. Subclasses define the weights."""
 
     heads = 1
 
     def weights(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
-        """What each instance counts for: [n, heads, 1], or [n, heads, e] where features differ."""
+        """The weight of each instance: [n, heads, 1], or [n, heads, e] if it differs by feature."""
         raise NotImplementedError
 
     def forward(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
@@ -137,7 +137,7 @@ class BagAttention(Pooling):
         self.score, self.heads = score, heads
 
     def weights(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
-        return segment_softmax(self.score(embedded), bag, count).unsqueeze(-1)
+        return segment_softmax(self.score(embedded), bag, count).unsqueeze(-1)  # [n, heads] → [n, heads, 1]
 
 
 class MeanPooling(Pooling):
@@ -149,11 +149,11 @@ class MeanPooling(Pooling):
     """
 
     def weights(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
-        return segment_softmax(embedded.new_zeros(len(bag)), bag, count).reshape(-1, 1, 1)
+        return segment_softmax(embedded.new_zeros(len(bag)), bag, count).reshape(-1, 1, 1)  # [n] → [n, 1, 1]
 
 
 class MaxPooling(Pooling):
-    """The largest of each feature in the bag. Instances that share it share the weight, and the gradient.
+    """The maximum of each feature over the bag. Instances that tie share the weight and the gradient.
 
     >>> import torch
     >>> MaxPooling()(torch.tensor([[1.0, 4.0], [3.0, 2.0], [5.0, 0.0]]), torch.tensor([0, 0, 1]), 2).tolist()
@@ -161,9 +161,9 @@ class MaxPooling(Pooling):
     """
 
     def weights(self, embedded: Tensor, bag: Tensor, count: int) -> Tensor:
-        fixed = embedded.detach()
-        best = (fixed == segment_max(fixed, bag, count).index_select(0, bag)).to(fixed.dtype)
-        return (best / segment_sum(best, bag, count).index_select(0, bag)).unsqueeze(1)
+        value = embedded.detach()
+        largest = (value == segment_max(value, bag, count).index_select(0, bag)).to(value.dtype)
+        return (largest / segment_sum(largest, bag, count).index_select(0, bag)).unsqueeze(1)  # [n, e] → [n, 1, e]
 
 
 class BagModel(nn.Module):
@@ -184,15 +184,15 @@ class BagModel(nn.Module):
 
     def forward(self, instance: Tensor, bag: Tensor, count: int) -> Tensor:
         pooled = self.pool(self.embed(instance), bag, count)  # [count, heads, e]
-        return self.read(pooled.flatten(1))  # type: ignore[no-any-return]
+        return self.read(pooled.flatten(1))  # type: ignore[no-any-return]  # [count, heads * e] → [count, outputs]
 
     def explain(self, instance: Tensor, bag: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """What each instance counts for [n], adding up to 1 in its bag, and what it adds to each output [n, outputs].
+        """The weight of each instance [n], and its contribution to each output [n, outputs].
 
-        Its weight is the mean over the heads, and over the features where they differ. What a bag's instances add,
-        Σₕ αₕᵢ uₕᵀhᵢ, together with the bias is the bag's output.
+        The weight is the mean over heads, and over features if it differs by feature; weights add up to 1 in a bag.
+        The contributions Σₕ αₕᵢ uₕᵀhᵢ of a bag's instances and the bias add up to the bag's output.
         """
         embedded = self.embed(instance)
         weight = self.pool.weights(embedded, bag, count)  # [n, heads, 1 or e]
-        share = (weight * embedded.unsqueeze(1)).flatten(1)  # [n, heads * e]
-        return weight.mean(dim=(1, 2)), share @ self.read.weight.T
+        weighted = (weight * embedded.unsqueeze(1)).flatten(1)  # [n, heads * e]
+        return weight.mean(dim=(1, 2)), weighted @ self.read.weight.T
