@@ -2,7 +2,7 @@
 
     python examples/bag_samples.py [docs/bag_samples.png] [repeats]
 
-What is compared, and on which bags, is in `regard.estimators.bags.station_samples`.
+What is compared, and on which bags, is in `regard.estimators.bags.station`.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from regard.estimators.bags.station_samples import CASES, draw_samples, sample_errors
+from regard.estimators.bags.station import CASES, draw_samples, sample_errors
 
 COUNTS = (10, 20, 40, 80, 160, 320)
 

@@ -8,8 +8,7 @@ from helpers.bag_cases import FRAME, even, frame_of, ragged
 from numpy.testing import assert_array_equal
 from sklearn.model_selection import train_test_split
 
-from regard.data.bag_targets import of_bags
-from regard.data.bags import Bags, as_bags
+from regard.data.bags import Bags, as_bags, group_targets
 
 
 def test_four_forms_are_the_same_bags():
@@ -89,11 +88,11 @@ def spoiled(place, row, value):
 
 def test_labels_of_instances_are_taken_together():
     bag = pd.Series(["b", "a", "b", "c"])
-    found = of_bags(pd.Series([1.5, 2.5, 1.5, 0.0], name="y"), bag)
+    found = group_targets(pd.Series([1.5, 2.5, 1.5, 0.0], name="y"), bag)
     assert found.to_dict() == {"b": 1.5, "a": 2.5, "c": 0.0}
     assert list(found.index) == ["b", "a", "c"]
-    with pytest.raises(ValueError, match="one target, and those of bag b have 'yes', 'no'"):
-        of_bags(pd.Series(["yes", "no", "no", "yes"]), bag)
+    with pytest.raises(ValueError, match="the same target, those of bag b have 'yes', 'no'"):
+        group_targets(pd.Series(["yes", "no", "no", "yes"]), bag)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +104,12 @@ def test_labels_of_instances_are_taken_together():
         (lambda: as_bags([np.ones((2, 3)), np.ones(3)]), r"bag 1 must be \[instances, features\], got shape \[3\]"),
         (lambda: as_bags([FRAME[["x", "y"]], FRAME[["x", "bag"]]]), "bag 0 has 'x', 'y', bag 1 has 'x', 'bag'"),
         (lambda: as_bags([FRAME[["x", "y"]], np.ones((2, 2))]), "bag 0 has 'x', 'y', bag 1 has no names"),
-        (lambda: as_bags([FRAME[["x", "x"]]]), "a name of its own, .* bag 0 has 'x', 'x'"),
+        (lambda: as_bags([FRAME[["x", "x"]]]), "the same, each once: bag 0 has 'x', 'x'"),
         (lambda: as_bags([np.array([["a", "b"]])]), "features of bag 0 must be numbers, .* could not convert"),
         (lambda: as_bags([np.ones((1, 2)), [[1, 2], [3]]]), "features of bag 1 must be numbers, .* inhomogeneous"),
         (lambda: as_bags([np.ones((1, 2)) * 1j]), "features of bag 0 must be numbers, .* got complex128"),
         (lambda: as_bags(np.ones((2, 2, 1)) * 1j), "features of bags must be numbers, .* got complex128"),
-        (lambda: as_bags(pd.concat([FRAME, FRAME[["x"]]], axis=1), by="bag"), "names of their own, got 'x' more than"),
+        (lambda: as_bags(pd.concat([FRAME, FRAME[["x"]]], axis=1), by="bag"), "different names, got 'x' more than"),
         (lambda: as_bags(as_bags([np.ones((2, 3))])[[]]), "at least one bag, got none"),
         (lambda: as_bags(None), "bags must be a list of .* got NoneType"),
         (lambda: as_bags([]), "at least one bag, got an empty list"),
@@ -124,15 +123,15 @@ def test_labels_of_instances_are_taken_together():
         (lambda: as_bags(np.ones((2, 2, 3)), lengths=[1.0, 2.0]), r"whole numbers.* of float64"),
         (lambda: as_bags(np.ones((2, 2, 3)), lengths=[1, 3]), "lengths must be at most 2, .* got 3 for bag 1"),
         (lambda: as_bags(np.ones((2, 2, 3)), lengths=[1, 0]), "bag 1 is empty, its length is 0"),
-        (lambda: as_bags([np.ones((2, 3))], lengths=[2, 1]), "lengths belong to|lengths must be"),
-        (lambda: as_bags(FRAME, lengths=[2, 1]), r"lengths belong to a padded array \[bags, n, d\], got DataFrame"),
-        (lambda: as_bags(FRAME), "which column of the frame says the bag.* 'bag', 'x', 'y'"),
+        (lambda: as_bags([np.ones((2, 3))], lengths=[2, 1]), "lengths need a padded|lengths must be"),
+        (lambda: as_bags(FRAME, lengths=[2, 1]), r"lengths need a padded array \[bags, n, d\], got DataFrame"),
+        (lambda: as_bags(FRAME), "column that names the bags must be given; the columns are 'bag', 'x', 'y'"),
         (lambda: as_bags(FRAME, by="bags"), "no column 'bags'; did you mean 'bag'"),
-        (lambda: as_bags([np.ones((2, 3))], by="bag"), "by='bag' names the column of a frame, got list"),
+        (lambda: as_bags([np.ones((2, 3))], by="bag"), "by='bag' names a column of a frame, got list"),
         (lambda: as_bags(FRAME.assign(y=["u", "v", "w"]), by="bag"), "must be numbers, and column 'y' is not"),
         (lambda: as_bags(FRAME.assign(y=[0, None, 1]), by="bag"), "bag b has NaN in instance 0, feature 'y'"),
-        (lambda: as_bags(FRAME.assign(bag=["a", None, "a"]), by="bag"), "'bag' must say the bag of each row.* row 1"),
-        (lambda: as_bags(FRAME[["bag"]], by="bag"), "no feature beside the column of bags 'bag'"),
+        (lambda: as_bags(FRAME.assign(bag=["a", None, "a"]), by="bag"), "'bag' must name the bag of each row.* row 1"),
+        (lambda: as_bags(FRAME[["bag"]], by="bag"), "must be a feature beside the column of bags 'bag'"),
         (lambda: as_bags(FRAME[:0], by="bag"), "at least one bag, got a frame without rows"),
     ],
 )

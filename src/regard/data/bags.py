@@ -243,7 +243,7 @@ def from_frame(frame: "DataFrame", by: str | None) -> Bags:
 def as_floats(values: object, what: str) -> NDArray[np.float64]:
     """An array as float64."""
     try:
-        if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():  # type: ignore[arg-type]
+        if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
             raise ValueError("some of them are masked")
         array = np.asarray(values)
         check_real(array.dtype)

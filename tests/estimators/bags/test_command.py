@@ -192,10 +192,10 @@ def first(values, value):
         (
             {"active": first("active", "maybe")},
             (),
-            r"one target, and those of bag \d+ have .*'maybe'.* column 'active'",
+            r"the same target, those of bag \d+ have .*'maybe'.* column 'active'",
         ),
         ({"active": first("active", None)}, (), r"missing in column 'active', row 3 \(line 4 of bags.csv\)"),
-        ({"active": "yes"}, (), "a classifier needs two classes, got 1 class"),
+        ({"active": "yes"}, (), "y must have at least two classes, got 1 class"),
         ({"molecule": first("molecule", None)}, (), r"column 'molecule', row 3 \(line 4 .*a row must say its bag"),
         ({"charge": first("charge", "?")}, (), "column 'charge' holds numbers, but '\\?' in row 3"),
         ({"charge": first("charge", None)}, (), r"missing in column 'charge', row 3 \(line 4 .*or use --impute"),
@@ -253,7 +253,9 @@ def test_models_saved_from_python_are_asked_too(here):
     plain = pd.read_csv("new.csv", dtype={"molecule": str})[["width", "molecule", "charge", "length"]]
     plain.to_csv("plain.csv", index=False)
     told = frame_of(run("predict", "model", "plain.csv"))
-    by_hand = regard.as_bags(plain.set_axis(["x0", "molecule", "x1", "x2"], axis=1), by="molecule").nameless()
+    by_hand = regard.as_bags(
+        plain.set_axis(["x0", "molecule", "x1", "x2"], axis=1), by="molecule"
+    ).without_feature_names()
     np.testing.assert_allclose(told["y"], model.predict(by_hand), rtol=1e-9)
     assert "QuadraticRegressor" in run("info", "model").stdout
     assert "fitted on 3 features without names, new.csv has 5 columns beside" in refused("predict", "model", "new.csv")

@@ -20,7 +20,7 @@ import regard
 from regard.data.bags import as_bags
 from regard.estimators.bags.estimator import BagClassifier, BagRegressor
 from regard.estimators.bags.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
-from regard.estimators.bags.training import Shuffled
+from regard.estimators.bags.training import Batches
 
 
 @any_model
@@ -110,7 +110,7 @@ def test_several_classes():
     assert_array_equal(model.predict(bags), np.array(["a", "b", "c"])[chance.argmax(axis=1)])
     found = model.evidence(bags, top=1)
     assert found.contribution.shape == (90, 1, 3)
-    spoken = np.array(["a", "b", "c"])[found.speaks_for[:, 0]]
+    spoken = np.array(["a", "b", "c"])[found.supported[:, 0]]
     assert np.mean(spoken == y) > 0.9
 
 
@@ -187,7 +187,7 @@ def test_mini_batches_see_every_bag_once_an_epoch():
     y = target(BagClassifier(), bags)
     one, other = (BagClassifier(batch_size=size, **QUICK).fit(bags, y).decision_function(bags) for size in (None, 41))
     assert_array_equal(one, other)
-    parts = Shuffled(np.random.default_rng(0).permutation(41), 8, list)
+    parts = Batches(np.random.default_rng(0).permutation(41), 8, list)
     assert [len(part) for part in parts] == [8, 8, 8, 8, 8, 1]
     assert len(parts) == 6
     assert sorted(place for part in parts for place in part) == list(range(41))

@@ -88,7 +88,14 @@ def test_evidence_is_drawn():
     assert len(labels) == 13
     assert labels[0].startswith("instance ")
     assert labels[-1] == "all other instances"
-    assert BagRegressor("linear").fit(bags, np.arange(20.0)).evidence(bags, top=1).plot().get_xlabel().endswith("adds")
+    assert (
+        BagRegressor("linear")
+        .fit(bags, np.arange(20.0))
+        .evidence(bags, top=1)
+        .plot()
+        .get_xlabel()
+        .endswith("contribution")
+    )
 
 
 def digit_bags(count, rows, seed):
@@ -108,7 +115,7 @@ def test_evidence_points_at_the_nines(attention):
     found = model.evidence(others, top=1)
     right = [unseen[place][found.index[place, 0]] == 9 for place in np.flatnonzero(theirs)]
     assert np.mean(right) >= 0.9
-    spoken = found.speaks_for[:, 0]  # 1: "there is one"
+    spoken = found.supported[:, 0]  # 1: "there is one"
     assert spoken[theirs].mean() > spoken[~theirs].mean() + 0.5
 
 
@@ -116,7 +123,7 @@ def test_many_instances_go_through_in_parts(monkeypatch):
     bags = ragged()
     model = BagClassifier(hidden_size=7, **QUICK).fit(bags, target(BagClassifier(), bags))
     logit, found = model.decision_function(bags), model.evidence(bags)
-    monkeypatch.setattr("regard.estimators.bags.training.BLOCK", 9)
+    monkeypatch.setattr("regard.estimators.bags.estimator.BLOCK", 9)
     assert_allclose(model.decision_function(bags), logit, rtol=1e-12)
     assert_allclose(model.evidence(bags).contribution, found.contribution, rtol=1e-12)
 
@@ -137,5 +144,5 @@ def test_a_bag_is_drawn_by_its_name_too():
     assert (
         found.plot("b").get_title(loc="left") == found.plot(1).get_title(loc="left") == found.plot(-1).get_title("left")
     )
-    with pytest.raises(ValueError, match="there is no bag named 'c': give its place, from 0 to 1, or its name"):
+    with pytest.raises(ValueError, match="query must be an index from 0 to 1 or the name of a bag, got 'c'"):
         found.plot("c")

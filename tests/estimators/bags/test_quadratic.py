@@ -9,17 +9,17 @@ from sklearn.linear_model import Ridge
 
 from regard.data.bags import as_bags
 from regard.estimators.bags.estimator import BagRegressor
-from regard.estimators.bags.quadratic import QuadraticRegressor
-from regard.estimators.bags.quadratic_forms import (
+from regard.estimators.bags.quadratic import (
+    QuadraticRegressor,
     fit_rank,
     gram,
     kernel,
-    left_out,
+    leave_one_out,
     pair_of,
     products,
     quadratic,
     ridge,
-    unfolded,
+    symmetric_matrix,
 )
 
 
@@ -49,14 +49,14 @@ def test_products_and_kernel_are_inner_products_of_matrices():
     assert_allclose(gram(bags), expected, rtol=1e-12)
     few = as_bags(ragged(count=3, features=31))
     assert_allclose(gram(few), kernel(few), rtol=1e-12)
-    assert_allclose(unfolded(table[3], 4), square[3], rtol=1e-12)
+    assert_allclose(symmetric_matrix(table[3], 4), square[3], rtol=1e-12)
 
 
 def test_the_kernel_is_the_same_in_blocks(monkeypatch):
     bags = as_bags(ragged(count=13, features=4))
     expected = kernel(bags)
-    monkeypatch.setattr("regard.estimators.bags.quadratic_forms.KERNEL_BLOCK", 5 * len(bags.instances))
-    runs = list(bags.runs(5))
+    monkeypatch.setattr("regard.estimators.bags.quadratic.KERNEL_BLOCK", 5 * len(bags.instances))
+    runs = list(bags.blocks(5))
     assert len(runs) > 4
     assert [place for run in runs for place in range(13)[run]] == list(range(13))
     assert_allclose(kernel(bags), expected, rtol=1e-12)
@@ -175,7 +175,7 @@ def test_linear_attention_is_the_formula():
 
 
 @pytest.mark.parametrize("solver", ["primal", "dual"])
-def test_bags_are_left_out_whole(solver):
+def test_bags_are_leave_one_out_whole(solver):
     bags = as_bags([np.random.default_rng(place).normal(size=(4, 3)) for place in range(25)])
     y = np.random.default_rng(99).normal(size=25) + bags.sums(bags.instances[:, 0] ** 2)
     table = products(bags)
@@ -192,7 +192,7 @@ def test_bags_are_left_out_whole(solver):
             some = np.delete(np.arange(25), place)
             model = Ridge(alpha=alpha).fit(table[some], y[some])
             plain.append(y[place] - model.predict(table[place : place + 1])[0])
-        assert_allclose(left_out(value, vector, y - y.mean(), alpha), plain, rtol=1e-8)
+        assert_allclose(leave_one_out(value, vector, y - y.mean(), alpha), plain, rtol=1e-8)
 
 
 def test_both_solvers_find_the_same_ridge():

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.data import table_checks as cells
 from regard.data import table_roles as roles
 from regard.data import tables
-from regard.data.bag_targets import of_bags
-from regard.data.bags import Bags, as_bags
+from regard.data.bags import Bags, as_bags, group_targets
 from regard.data.table_schema import Schema, as_json, from_json, kinds_of
 from regard.estimators.pictures import drawn
 
@@ -38,7 +37,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
         raise ValueError(f"--bag and --target must be two columns, got {bag!r} for both")
     frame = tables.read_table(path, text=[bag])
     ids = bag_of(frame, bag)
-    value = of_bags(roles.target_of(frame, target, kind), ids)
+    value = group_targets(roles.target_of(frame, target, kind), ids)
     said = roles.hints_of(value.rename(target), kind)
     others = [target, bag, *roles.dropped(frame, given["drop"], [target, bag])]
     rows = roles.features_of(frame, others, instead=cells.DROP)
@@ -66,7 +65,7 @@ def picture(found: Any, place: int) -> Any:
 
 def called(bags: Bags, place: int) -> str:
     """A bag as a message calls it."""
-    return bags.call(place)
+    return bags.describe(place)
 
 
 def bag_of(frame: "DataFrame", bag: str) -> "Series":
@@ -136,7 +135,7 @@ def asked(model: Any, schema: Schema, path: Path) -> Bags:
             )
         frame = frame.set_axis(list(schema.kinds), axis=1)
     bags = as_bags(schema.rows(frame).assign(**{bag: ids}), by=bag)
-    return bags if hasattr(model, "feature_names_in_") else bags.nameless()
+    return bags if hasattr(model, "feature_names_in_") else bags.without_feature_names()
 
 
 def predictions(model: Any, schema: Schema, bags: Bags, std: bool, proba: bool, density: bool) -> "DataFrame":

@@ -2,13 +2,14 @@
 
     z = Σᵢ αᵢ hᵢ        output = U z + b        α = softmax of score(h) within the bag,  h = embed(x)
 
-Without a hidden size hᵢ = xᵢ and the score is vᵀx: the attention model of Mineiro (2016), whose u is U. With one, h is
-a layer of that size and the score is that of Ilse, Tomczak and Welling (2018). Linear attention weighs by the score
-itself, ŷ = b + Σᵢ (vᵀxᵢ)(uᵀxᵢ).
+Without a hidden size hᵢ = xᵢ and the score is vᵀx: the attention model of Mineiro (2016), whose u is U. With a hidden
+size, h is a layer of that size and the score is that of Ilse, Tomczak and Welling (2018). Linear attention has the
+score as its weight, ŷ = b + Σᵢ (vᵀxᵢ)(uᵀxᵢ).
 
-A prediction shows its evidence: what each instance of the bag weighs, αᵢ, and what it adds to each output, αᵢ uᵀhᵢ.
+The evidence of a prediction is the weight αᵢ of each instance and its contribution αᵢ uᵀhᵢ to each output.
 """
 
+import math
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,39 +17,182 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.data.bags import Bags
+from regard.checks import is_count, is_number
+from regard.data.bags import Bags, Floats, Integers
 from regard.data.columns import Scale
-from regard.estimators.bags.base import ClassifierOverBags, RegressorOverBags, shares
-from regard.estimators.bags.quadratic import root_mean_squares
-from regard.estimators.bags.quadratic_forms import fit_pair, pair_of, ridge
-from regard.estimators.bags.training import NETWORKS, BagLearner
+from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
+from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
+from regard.estimators.bags.training import Architecture, Examples, Loss, Schedule, make_network, train_network
 from regard.estimators.settings import all_or_nothing, seed_of
+from regard.models.bag import BagModel
+from regard.training import History, Monitor
 
-Array = Any
+NETWORKS = ("softmax", "gated", "mean", "max")
 STARTS = ("random", "spectral")
+PLAIN_RATE, EMBEDDED_RATE = 0.03, 1e-3
+PLAIN_EPOCHS, EMBEDDED_EPOCHS = 300, 100
+"""Default learning rates and epochs without an embedding, and with one."""
+BLOCK = 2**16
+"""The largest number of instances in one pass through a network in prediction."""
 
 
-class BagClassifier(BagLearner, ClassifierOverBags):
-    """Attention over the instances of a bag, for one class a bag.
+class NetworkOverBags(OverBags):
+    """What classification and regression by a network share: settings, training, outputs and evidence."""
 
-    attention            "softmax"; "gated" (Ilse et al. 2018, equation 9); or, to compare, "mean" and "max"
-    hidden_size          None: scores vᵀx and outputs uᵀx of the features themselves. A number: an embedding of that
-                         size, relu(Wx + b), and with "softmax" the score wᵀtanh(Vh) (equation 8)
-    heads                how many attentions, side by side
-    dropout              the share of the embedding that is dropped in training; there is none without an embedding
-    learning_rate        of Adam; None: 0.001 with an embedding, 0.03 without
+    network_: BagModel
+    history_: History
+
+    def __init__(
+        self,
+        attention: str,
+        hidden_size: int | None,
+        heads: int,
+        dropout: float,
+        learning_rate: float | None,
+        weight_decay: float,
+        epochs: int | None,
+        batch_size: int | None,
+        early_stopping: bool,
+        validation_fraction: float,
+        patience: int,
+        standardise: bool,
+        bag: str | None,
+        random_state: int | None,
+        verbose: bool,
+    ) -> None:
+        self.attention = attention
+        self.hidden_size = hidden_size
+        self.heads = heads
+        self.dropout = dropout
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.standardise = standardise
+        self.bag = bag
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _train(self, bags: Bags, target: Tensor, weight: Tensor, loss: Loss, strata: Integers | None = None) -> None:
+        """Train a new network on bags with one target and one weight each; `strata` are their classes."""
+        outputs = 1 if strata is None or strata.max() < 2 else int(strata.max()) + 1
+        architecture = Architecture(self.attention, self.hidden_size, self.heads, self.dropout)
+        scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
+        schedule = Schedule(
+            self._learning_rate(),
+            self.weight_decay,
+            self._epochs(),
+            self.batch_size,
+            self.validation_fraction if self.early_stopping else None,
+            self.patience,
+            seed_of(self.random_state),
+        )
+        self.network_, self.history_ = train_network(
+            lambda: make_network(architecture, self.n_features_in_, outputs),
+            Examples(scaled, target, weight, strata),
+            loss,
+            schedule,
+            Monitor(type(self).__name__, self.verbose),
+        )
+
+    def _learning_rate(self) -> float:
+        """The learning rate; the default depends on whether there is an embedding."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return PLAIN_RATE if self.hidden_size is None else EMBEDDED_RATE
+
+    def _epochs(self) -> int:
+        """The number of epochs; the default depends on whether there is an embedding."""
+        if self.epochs is not None:
+            return self.epochs
+        return PLAIN_EPOCHS if self.hidden_size is None else EMBEDDED_EPOCHS
+
+    def _check_settings(self) -> None:
+        self._check_attention()
+        hidden, heads, batch = self.hidden_size, self.heads, self.batch_size
+        if hidden is not None and not is_count(hidden):
+            raise ValueError(f"hidden_size must be a positive whole number, or None for no embedding, got {hidden!r}")
+        if self.attention == "gated" and hidden is None:
+            raise ValueError("attention='gated' needs a hidden_size, such as 64: a gate is a layer of that size")
+        if not is_count(heads) or (heads > 1 and self.attention not in ("softmax", "gated")):
+            raise ValueError(f"heads must be a positive whole number, and 1 without a softmax, got {heads!r}")
+        if batch is not None and not is_count(batch):
+            raise ValueError(f"batch_size must be a positive whole number, or None for all bags, got {batch!r}")
+        if not is_count(self._epochs()) or not is_count(self.patience):
+            raise ValueError(f"epochs and patience must be at least 1, got {self.epochs!r} and {self.patience!r}")
+        if (
+            not is_finite(self._learning_rate())
+            or not self._learning_rate() > 0
+            or not is_finite(self.weight_decay)
+            or self.weight_decay < 0
+        ):
+            raise ValueError(
+                "learning_rate must be positive and weight_decay not negative, got"
+                f" {self.learning_rate!r} and {self.weight_decay!r}"
+            )
+        dropout, held = self.dropout, self.validation_fraction
+        if not is_finite(dropout) or not 0 <= dropout < 1 or not is_finite(held) or not 0 < held < 1:
+            raise ValueError(
+                "dropout must be at least 0 and below 1, and validation_fraction between 0 and 1, got"
+                f" {dropout!r} and {held!r}"
+            )
+
+    def _check_attention(self) -> None:
+        if self.attention not in NETWORKS:
+            raise ValueError(f"attention must be one of {', '.join(NETWORKS)}, got {self.attention!r}")
+
+    def _tensors(self, bags: Bags) -> tuple[Tensor, Tensor, int]:
+        """Bags as the network takes them."""
+        return torch.from_numpy(self.scale_(bags.instances)), torch.from_numpy(bags.bag_index), len(bags)
+
+    def _outputs(self, bags: Bags) -> Floats:
+        parts = [self.network_(*self._tensors(bags[block])) for block in bags.blocks(BLOCK)]
+        return torch.cat(parts).numpy()
+
+    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+        parts = [self.network_.explain(*self._tensors(bags[block])) for block in bags.blocks(BLOCK)]
+        weight, contribution = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+        return weight, contribution
+
+    def _arrays(self) -> Arrays:
+        return {f"network.{name}": tensor.numpy() for name, tensor in self.network_.state_dict().items()}
+
+    def _restore(self, arrays: Arrays) -> None:
+        state = {
+            name.removeprefix("network."): torch.as_tensor(array)
+            for name, array in arrays.items()
+            if name.startswith("network.")
+        }
+        architecture = Architecture(self.attention, self.hidden_size, self.heads, self.dropout)
+        network = make_network(architecture, self.n_features_in_, len(state["read.bias"])).double()
+        network.load_state_dict(state)
+        self.network_ = network.eval().requires_grad_(False)
+
+
+class BagClassifier(NetworkOverBags, ClassifierOverBags):
+    """Attention over the instances of a bag, for one class per bag.
+
+    attention            "softmax"; "gated" (Ilse et al. 2018, equation 9); or "mean" and "max", for comparison
+    hidden_size          None: scores vᵀx and outputs uᵀx of the features. A number: an embedding relu(Wx + b) of that
+                         size, and with "softmax" the score wᵀtanh(Vh) (equation 8)
+    heads                number of attention heads
+    dropout              fraction of the embedding dropped in training; unused without an embedding
+    learning_rate        of Adam; by default 0.001 with an embedding, 0.03 without
     weight_decay         ½ weight_decay ‖θ‖² is added to the loss
-    epochs               passes over the bags; None: 100 with an embedding, 300 without
-    batch_size           bags a step; None: all of them
+    epochs               passes over the bags; by default 100 with an embedding, 300 without
+    batch_size           bags per step; by default all
     early_stopping       hold out validation_fraction of the bags, stop after `patience` epochs without a better loss
                          on them, and keep the best epoch
     class_weight         None, "balanced", or weights by class
-    standardise          features to mean 0 and standard deviation 1, by the training instances
-    bag                  the column of a frame that says which bag a row is in
-    random_state         a seed: one seed, one result
-    verbose              a progress bar, if it takes longer than a second
+    standardise          scale features to mean 0 and standard deviation 1 over the training instances
+    bag                  column of a frame that names the bag of each row
+    random_state         seed: one seed, one result
+    verbose              show a progress bar for work longer than a second
 
-    X is what `regard.data.bags.as_bags` takes, y one label a bag. After `fit`: `classes_`, `network_`, `history_`.
+    X is what `regard.data.bags.as_bags` takes, y one label per bag. After `fit`: `classes_`, `network_`, `history_`.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)
@@ -101,26 +245,26 @@ class BagClassifier(BagLearner, ClassifierOverBags):
         self.class_weight = class_weight
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags and one label for each."""
-        bags, place = self.see_classes(X, y)
-        weight = torch.from_numpy(self.weights_of_classes(place)[place]).float()
+        bags, index = self._read_classes(X, y)
+        weight = torch.from_numpy(self._class_weights(index)[index]).float()
         if len(self.classes_) == 2:
-            self.learn(bags, torch.from_numpy(place).float(), weight, 1, logistic, place)
+            self._train(bags, torch.from_numpy(index).float(), weight, logistic, index)
         else:
-            self.learn(bags, torch.from_numpy(place), weight, len(self.classes_), cross_entropy, place)
+            self._train(bags, torch.from_numpy(index), weight, cross_entropy, index)
         return self
 
 
-class BagRegressor(BagLearner, RegressorOverBags):
-    """Attention over the instances of a bag, for one number a bag.
+class BagRegressor(NetworkOverBags, RegressorOverBags):
+    """Attention over the instances of a bag, for one number per bag.
 
-    attention   as in `BagClassifier`, or "linear": ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ) = b + tr(XᵀX vuᵀ), where the weight of an
-                instance is vᵀx itself. It is fitted by L-BFGS, and of the settings only weight_decay, standardise,
-                init and random_state count; features are then divided by their root mean square but not moved, and
-                `u_` and `v_` are in the units of the data
-    init        where "linear" starts from: "random", or "spectral": the u and v of the full quadratic model's largest
-                positive and most negative eigenvalue (see `regard.estimators.bags.quadratic_forms`)
+    attention   as in `BagClassifier`, or "linear": ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ) = b + tr(XᵀX vuᵀ), where vᵀx is the weight
+                of an instance. It is fitted by L-BFGS and uses only the settings weight_decay, standardise, init and
+                random_state. Features are divided by their root mean square, not centred, and `u_` and `v_` are in the
+                units of the data
+    init        the start of "linear": "random", or "spectral": u and v from the largest positive and the most negative
+                eigenvalue of the full quadratic model (see `regard.estimators.bags.quadratic`)
 
     All other settings are those of `BagClassifier`. The target is standardised in training.
 
@@ -131,6 +275,10 @@ class BagRegressor(BagLearner, RegressorOverBags):
     >>> np.round(np.abs(np.outer(model.u_, model.v_)).max(), 6)
     np.float64(1.0)
     """
+
+    u_: Floats  # [d], of linear attention
+    v_: Floats  # [d]
+    intercept_: float
 
     def __init__(
         self,
@@ -172,41 +320,40 @@ class BagRegressor(BagLearner, RegressorOverBags):
         self.init = init
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags and one number for each."""
-        bags, y = self.see_numbers(X, y)
-        centre, spread = float(y.mean()), float(y.std()) or 1.0
-        standard = (y - centre) / spread
+        bags, target = self._read_numbers(X, y)
+        centre, spread = float(target.mean()), float(target.std()) or 1.0
+        standard = (target - centre) / spread
         if self.attention == "linear":
-            self.fit_linear(bags, standard, spread)
-            self.intercept_ = float(np.mean(y - bags.sums(self.added(bags))))
+            self._fit_linear(bags, standard, spread)
+            self.intercept_ = float(np.mean(target - bags.sums(self._products(bags))))
             return self
-        target = torch.from_numpy(standard).float()
-        self.learn(bags, target, torch.ones(len(bags)), 1, squared_error, None)
+        self._train(bags, torch.from_numpy(standard).float(), torch.ones(len(bags)), squared_error)
         self.network_.read.weight *= spread  # so that outputs and evidence are in the units of y
         self.network_.read.bias.mul_(spread).add_(centre)
         return self
 
-    def fit_linear(self, bags: Bags, y: Array, spread: float) -> None:
-        """u and v by L-BFGS, y standardised."""
-        scaled = self.scaled(bags)
+    def _fit_linear(self, bags: Bags, y: Floats, spread: float) -> None:
+        """u and v by L-BFGS, for a standardised y."""
+        scaled = self._scaled(bags)
         if self.init == "spectral":
-            start = pair_of(ridge(scaled, y, None).weight)
+            u, v = pair_of(ridge(scaled, y, None).weight)
         else:
-            drawn = np.random.default_rng([seed_of(self.random_state), 1]).normal(size=(2, self.n_features_in_))
-            start = tuple(drawn / np.sqrt(self.n_features_in_))
-        u, v = fit_pair(scaled, y, start, self.weight_decay)
+            random = np.random.default_rng([seed_of(self.random_state), 1])
+            u, v = random.normal(size=(2, self.n_features_in_)) / np.sqrt(self.n_features_in_)
+        u, v = fit_pair(scaled, y, (u, v), self.weight_decay)
         self.u_, self.v_ = u / self.scale_.spread * spread, v / self.scale_.spread
 
-    def added(self, bags: Bags) -> Array:
-        """What each instance adds, (uᵀx)(vᵀx)."""
+    def _products(self, bags: Bags) -> Floats:
+        """The contribution of each instance to linear attention, (uᵀx)(vᵀx), [N]."""
         return (bags.instances @ self.v_) * (bags.instances @ self.u_)
 
-    def units(self, instances: Array) -> Scale:
+    def _feature_scale(self, instances: Floats) -> Scale:
         linear = self.attention == "linear"
-        return root_mean_squares(instances, self.standardise) if linear else super().units(instances)
+        return root_mean_square_scale(instances, self.standardise) if linear else super()._feature_scale(instances)
 
-    def check_attention(self) -> None:
+    def _check_attention(self) -> None:
         if self.attention not in (*NETWORKS, "linear"):
             raise ValueError(f"attention must be one of {', '.join(NETWORKS)}, linear, got {self.attention!r}")
         if self.init not in STARTS:
@@ -216,28 +363,31 @@ class BagRegressor(BagLearner, RegressorOverBags):
         if self.attention == "linear" and self.hidden_size is not None:
             raise ValueError(f"attention='linear' has no embedding, got hidden_size={self.hidden_size!r}")
 
-    def outputs(self, bags: Bags) -> Array:
-        if self.made_with_["attention"] != "linear":
-            return super().outputs(bags)
-        return bags.sums(self.added(bags))[:, None] + self.intercept_
+    @property
+    def _is_linear(self) -> bool:
+        """Whether the fitted model is linear attention."""
+        return bool(self.structure_["attention"] == "linear")
 
-    def explain(self, bags: Bags) -> tuple[Array, Array]:
-        """As for any network. In linear attention u and v may change places, so that vᵀx alone says nothing: the weight
-        is the share of what is added, in size.
-        """
-        if self.made_with_["attention"] != "linear":
-            return super().explain(bags)
-        added = self.added(bags)
-        return shares(np.abs(added), bags), added[:, None]
+    def _outputs(self, bags: Bags) -> Floats:
+        if not self._is_linear:
+            return super()._outputs(bags)
+        return bags.sums(self._products(bags))[:, None] + self.intercept_
 
-    def learned_arrays(self) -> dict[str, Array]:
-        if self.made_with_["attention"] != "linear":
-            return super().learned_arrays()
+    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+        if not self._is_linear:
+            return super()._explain(bags)
+        # u and v are interchangeable, so vᵀx alone means nothing: the weight is the fraction of |contributions|.
+        contribution = self._products(bags)
+        return fractions(np.abs(contribution), bags), contribution[:, None]
+
+    def _arrays(self) -> Arrays:
+        if not self._is_linear:
+            return super()._arrays()
         return {"u": self.u_, "v": self.v_, "intercept": np.array(self.intercept_)}
 
-    def restore(self, arrays: dict[str, Array]) -> None:
-        if self.made_with_["attention"] != "linear":
-            super().restore(arrays)
+    def _restore(self, arrays: Arrays) -> None:
+        if not self._is_linear:
+            super()._restore(arrays)
         else:
             self.u_, self.v_, self.intercept_ = arrays["u"], arrays["v"], arrays["intercept"].item()
 
@@ -248,10 +398,15 @@ def logistic(output: Tensor, target: Tensor) -> Tensor:
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """The log loss of a logit for each class."""
+    """The log loss of one logit per class."""
     return functional.cross_entropy(output, target, reduction="none")
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Half the squared error."""
     return 0.5 * (output[:, 0] - target).square()
+
+
+def is_finite(value: object) -> bool:
+    """Whether a value is a finite number."""
+    return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]

@@ -1,124 +1,123 @@
-"""Evidence of a bag: which of its instances a prediction was made from, with what weight, and what for."""
+"""Evidence of a bag: the instances behind a prediction, with their weights and contributions."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regard.data.bags import Bags
+from regard.data.bags import Bags, Floats, Integers, Labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-Array = Any
 BARS = 12
-"""Instances that a picture has room for."""
+"""The largest number of instances in a plot."""
 
 
 @dataclass(frozen=True)
 class BagEvidence:
-    """The largest weights of each bag, falling, and the weight of all its other instances.
+    """The largest weights of each bag in decreasing order, and the total weight of its other instances.
 
-    The weights of a bag and its rest add up to 1. Where a bag has fewer instances than were asked for: index -1,
-    weight 0. A contribution is what an instance adds to the output: those of all instances of a bag add up to the
-    prediction, or to the class's logit, less the constant. With two classes there is one logit, of the second; to
-    the first an instance adds the same with the other sign.
+    The weights of a bag and its rest add up to 1. If a bag has fewer than `top` instances: index -1, weight 0. A
+    contribution is what an instance adds to an output: the contributions of all instances of a bag add up to its
+    prediction, or to the logit of a class, less the constant. With two classes there is one logit, that of the second;
+    contributions to the first are the negatives.
 
     >>> import numpy as np, regard
     >>> bags, y = np.random.default_rng(0).normal(size=(40, 4, 2)), np.arange(40.0)
     >>> model = regard.QuadraticRegressor().fit(bags, y)
-    >>> found = model.evidence(bags[:3], top=2)
-    >>> found.index.shape, found.contribution.shape, bool(np.allclose(found.weight.sum(axis=1) + found.rest, 1))
-    ((3, 2), (3, 2, 1), True)
+    >>> evidence = model.evidence(bags[:3], top=2)
+    >>> evidence.index.shape, evidence.contribution.shape
+    ((3, 2), (3, 2, 1))
+    >>> bool(np.allclose(evidence.weight.sum(axis=1) + evidence.rest, 1))
+    True
     """
 
-    index: Any  # [bags, top]  which instances of the bag, from 0
-    weight: Any  # [bags, top]
-    rest: Any  # [bags]
-    contribution: Any  # [bags, top, classes], or [bags, top, 1] for a regression
-    bags: Bags = field(repr=False)  # what was asked about
-    classes: Any = None  # [classes]
+    index: Integers  # [bags, top]  which instances of the bag, from 0
+    weight: Floats  # [bags, top]
+    rest: Floats  # [bags]
+    contribution: Floats  # [bags, top, classes], or [bags, top, 1] for a regression
+    bags: Bags = field(repr=False)  # the bags of the predictions
+    classes: Labels | None = None  # [classes]
 
     def __len__(self) -> int:
         return len(self.rest)
 
     @property
-    def speaks_for(self) -> Array:
-        """The place in `classes` of the class that each instance adds most to, [bags, top]."""
-        return self.contribution.argmax(axis=-1)
+    def supported(self) -> Integers:
+        """The index in `classes` of the class to which each instance contributes most, [bags, top]."""
+        return np.asarray(self.contribution.argmax(axis=-1))
 
     def to_frame(self) -> "DataFrame":
-        """A row for each bag and each of its instances that is shown.
+        """A row for each bag and each of its top instances.
 
-        bag, rank      which bag (its name, where it has one), and the place of this instance in its evidence, from 1
-        instance       which of the bag's instances, from 0; or the label of its row in the frame that was asked about
-        weight, rest   its weight, and the weight of all instances of the bag that are not shown
-        class          the class that the instance speaks for: the one it adds most to
+        bag, rank      the bag (its name, if it has one), and the rank of this instance in its evidence, from 1
+        instance       the index of the instance in its bag, or the label of its row if the bags come from a frame
+        weight, rest   its weight, and the total weight of the bag's instances that are not listed
+        class          the class that the instance supports: the one to which it contributes most
         contribution   what it adds to the logit of that class, or to the prediction of a regression
-        …              the instance itself: its features
+        …              the features of the instance
         """
         import pandas as pd
 
-        bag, place = np.nonzero(self.index >= 0)
-        index = self.index[bag, place]
+        bag, rank = np.nonzero(self.index >= 0)
+        index = self.index[bag, rank]
         row = self.bags.starts[bag] + index
-        best = self.speaks_for[bag, place]
-        names = {
+        best = self.supported[bag, rank]
+        columns = {
             "bag": bag if self.bags.names is None else self.bags.names[bag],
-            "rank": place + 1,
+            "rank": rank + 1,
             "instance": index if self.bags.rows is None else self.bags.rows[row],
-            "weight": self.weight[bag, place],
+            "weight": self.weight[bag, rank],
             "rest": self.rest[bag],
         }
         if self.classes is not None:
-            names["class"] = self.classes[best]
-        names["contribution"] = self.contribution[bag, place, best]
+            columns["class"] = self.classes[best]
+        columns["contribution"] = self.contribution[bag, rank, best]
         features = self.bags.features or [f"x{number}" for number in range(self.bags.instances.shape[1])]
-        taken = {
-            (name if name not in names else f"{name}_"): self.bags.instances[row, number]
+        values = {
+            (name if name not in columns else f"{name}_"): self.bags.instances[row, number]
             for number, name in enumerate(features)
         }
-        return pd.DataFrame({**names, **taken})
-
-    def place_of(self, query: Any) -> int:
-        """Which bag is meant: its place, counted from the last too, or its name."""
-        names = [] if self.bags.names is None else list(self.bags.names)
-        if not isinstance(query, str):
-            return int(range(len(self))[query])
-        if query not in names:
-            raise ValueError(f"there is no bag named {query!r}: give its place, from 0 to {len(self) - 1}, or its name")
-        return names.index(query)
+        return pd.DataFrame({**columns, **values})
 
     def plot(self, query: int | str = 0, axes: "Axes | None" = None) -> "Axes":
-        """The evidence of one bag, by its place or name, as bars: its first instances, what they speak for, others."""
+        """The evidence of one bag, by its index or name, as bars: its top instances, what they support, the rest."""
         from regard.plots import evidence_bars
 
-        query = self.place_of(query)
-        shown = np.flatnonzero(self.index[query] >= 0)[:BARS]
-        index, weight = self.index[query][shown], self.weight[query][shown]
+        bag = self._bag_index(query)
+        top = np.flatnonzero(self.index[bag] >= 0)[:BARS]
+        index, weight, best = self.index[bag][top], self.weight[bag][top], self.supported[bag][top]
         rest = max(0.0, 1.0 - float(weight.sum()))
-        best = self.speaks_for[query][shown]
-        added = self.contribution[query][shown, best]
-        speaks = added if self.classes is None else [f"{self.classes[place]}" for place in best]
-        labels = index if self.bags.rows is None else self.bags.rows[self.bags.starts[query] + index]
-        axes = evidence_bars([str(label) for label in labels], weight, rest, speaks, axes=axes, noun="instance")
-        axes.set_xlabel("weight  →  " + ("what it adds" if self.classes is None else "the class it speaks for"))
-        axes.set_title(self.bags.call(query), loc="left")
+        values = self.contribution[bag][top, best] if self.classes is None else [f"{self.classes[one]}" for one in best]
+        labels = index if self.bags.rows is None else self.bags.rows[self.bags.starts[bag] + index]
+        axes = evidence_bars([str(label) for label in labels], weight, rest, values, axes=axes, noun="instance")
+        axes.set_xlabel("weight  →  " + ("contribution" if self.classes is None else "the class it supports"))
+        axes.set_title(self.bags.describe(bag), loc="left")
         return axes
 
+    def _bag_index(self, query: int | str) -> int:
+        """The index of a bag from its index, also a negative one, or its name."""
+        if not isinstance(query, str):
+            return int(range(len(self))[query])
+        names = [] if self.bags.names is None else list(self.bags.names)
+        if query not in names:
+            raise ValueError(f"query must be an index from 0 to {len(self) - 1} or the name of a bag, got {query!r}")
+        return names.index(query)
 
-def gathered(bags: Bags, weight: Array, contribution: Array, top: int, classes: Array | None) -> BagEvidence:
-    """Evidence from the weights [N] and the contributions [N, outputs] of all instances."""
-    bag, starts = bags.bag, bags.starts
-    order = np.lexsort((-weight, bag))  # by bag, then falling; equal ones as they stand
+
+def top_evidence(bags: Bags, weight: Floats, contribution: Floats, top: int, classes: Labels | None) -> BagEvidence:
+    """The evidence of the top instances, from the weights [N] and contributions [N, outputs] of all instances."""
+    bag, starts = bags.bag_index, bags.starts
+    order = np.lexsort((-weight, bag))  # by bag, then by decreasing weight; ties stay in order
     rank = np.arange(len(order)) - starts[bag]
     order, rank, bag = order[rank < top], rank[rank < top], bag[rank < top]
     if classes is not None and contribution.shape[1] == 1:
-        contribution = np.hstack([-contribution, contribution])
+        contribution = np.hstack([-contribution, contribution])  # [N, 1] → [N, 2]
     index = np.full((len(bags), top), -1)
-    weights, parts = np.zeros(index.shape), np.zeros((*index.shape, contribution.shape[1]))
+    weights, contributions = np.zeros(index.shape), np.zeros((*index.shape, contribution.shape[1]))
     index[bag, rank] = order - starts[bag]
-    weights[bag, rank], parts[bag, rank] = weight[order], contribution[order]
+    weights[bag, rank], contributions[bag, rank] = weight[order], contribution[order]
     rest = 1.0 - weights.sum(axis=1)
-    return BagEvidence(index, weights, np.where(rest < 1e-12, 0.0, rest), parts, bags, classes)
+    return BagEvidence(index, weights, np.where(rest < 1e-12, 0.0, rest), contributions, bags, classes)

@@ -1,38 +1,62 @@
-"""The comparison models of attention over bags: all products of features, and all features of all places.
+"""Quadratic forms over bags, and the two models that attention over bags is compared with.
 
-quadratic   ŷ = b + tr(XᵀX W), W [d, d] symmetric: d(d+1)/2 parameters; linear attention is one W of rank 2
-flat        ŷ = b + wᵀ vec(X), w [k·d]: it knows an instance by its place, so that bags must have one size, and
-            their instances an order
+    quadratic   ŷ = b + tr(XᵀX W) = b + Σᵢ xᵢᵀ W xᵢ, W [d, d] symmetric: d(d+1)/2 parameters
+    flat        ŷ = b + wᵀ vec(X), w [k·d]: it identifies an instance by its position, so all bags must have one size,
+                and their instances an order
+
+Here X is [n, d] with instances as rows, so XᵀX is the XXᵀ of the source. A quadratic form is fitted in float64 as
+
+    ridge    W = argmin Σ (y - ŷ)² + α‖W‖²_F, b free: linear in W, so in closed form
+    pair     W = (uvᵀ + vuᵀ) / 2, linear attention: ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ), by L-BFGS
+    rank     W of rank r: the truncated ridge W, then L-BFGS
+
+A pair is a W of rank 2: with p = √λ₊ e₊ and q = √-λ₋ e₋ of its positive and its negative eigenvalue,
+
+    W = ppᵀ - qqᵀ = ½ ((p + q)(p - q)ᵀ + (p - q)(p + q)ᵀ),        so u = p + q and v = p - q
+
+up to a swap, and a factor that multiplies one and divides the other. The eigenvalues are (u·v ± ‖u‖‖v‖) / 2: never of
+one sign, and of equal size only if u and v are orthogonal. A symmetric W does not make u and v equal: they are equal
+if λ₋ = 0.
 """
 
-from typing import Any, Self
+import math
+import warnings
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
+from scipy.optimize import minimize
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from regard.checks import is_count, is_number
-from regard.data.bags import Bags
+from regard.data.bags import Bags, Floats, Labels
 from regard.data.columns import Scale
-from regard.estimators.bags.base import ClassifierOverBags, OverBags, RegressorOverBags, shares
-from regard.estimators.bags.quadratic_forms import fit_rank, instance_forms, quadratic, ridge
+from regard.estimators.bags.base import Arrays, ClassifierOverBags, ClassWeight, OverBags, RegressorOverBags, fractions
 from regard.estimators.settings import all_or_nothing
 
-Array = Any
+Solver = Literal["primal", "dual"]
+TABLE_LIMIT = 2**25
+"""The largest number of entries in the table of products of all bags."""
+KERNEL_BLOCK = 2**22
+"""The largest number of entries in a block of the kernel between instances."""
+SMALLEST_EIGENVALUE = 1e-2
+"""Smallest eigenvalue of a start, relative to the largest: if u equals v, their gradients are equal too."""
 
 
 class QuadraticRegressor(RegressorOverBags):
-    """Ridge regression on the products of features: ŷ = b + tr(XᵀX W), of a bag X [n, d].
+    """Ridge regression on the products of features: ŷ = b + tr(XᵀX W), for a bag X [n, d].
 
-    rank         None: the full W, in closed form: on the d(d+1)/2 products ("primal") where they are no more than the
-                 bags, else by the kernel ‖X Zᵀ‖²_F between bags ("dual"); `solver_` says which. A number: the W of
-                 that rank, from the largest eigenvalues of the full one, and then by L-BFGS
-    alpha        the ridge, α‖W‖²_F beside the sum of squared errors
-    standardise  divide features by their root mean square, which leaves the model what it is: `weight_` is in the
-                 units of the data, but the ridge is not
-    bag          the column of a frame that says which bag a row is in
+    rank         None: the full W in closed form, from the d(d+1)/2 products ("primal") if they are no more than the
+                 bags, else from the kernel ‖X Zᵀ‖²_F between bags ("dual"); `solver_` is the one used. A number: a W
+                 of that rank, started at the largest eigenvalues of the full one and fitted by L-BFGS
+    alpha        the ridge: α‖W‖²_F is added to the sum of squared errors
+    standardise  divide features by their root mean square. The model stays the same, with `weight_` in the units of
+                 the data, but the ridge does not
+    bag          column of a frame that names the bag of each row
 
-    After `fit`: `weight_` [d, d], `intercept_`, `solver_`. Evidence: an instance adds xᵀWx, and its weight is the
-    share of that, in size.
+    After `fit`: `weight_` [d, d], `intercept_`, `solver_`. Evidence: the contribution of an instance is xᵀWx, and its
+    weight is its fraction of the bag's |contributions|.
 
     >>> import numpy as np
     >>> bags = np.random.default_rng(0).normal(size=(50, 4, 3))
@@ -41,6 +65,10 @@ class QuadraticRegressor(RegressorOverBags):
     >>> model.solver_, np.abs(model.weight_[0]).round(3).tolist()
     ('primal', [1.0, 0.0, 0.0])
     """
+
+    weight_: Floats  # [d, d]
+    intercept_: float
+    solver_: Solver
 
     def __init__(
         self, rank: int | None = None, *, alpha: float = 1.0, standardise: bool = True, bag: str | None = None
@@ -51,86 +79,87 @@ class QuadraticRegressor(RegressorOverBags):
         self.bag = bag
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags and one number for each."""
-        bags, y = self.see_numbers(X, y)
+        bags, target = self._read_numbers(X, y)
         if self.rank is not None and self.rank > self.n_features_in_:
             raise ValueError(f"rank must be at most {self.n_features_in_}, the number of features, got {self.rank}")
-        scaled = self.scaled(bags)
-        found = ridge(scaled, y, self.alpha)
-        weight, self.solver_ = found.weight, found.solver
-        if self.rank is not None:
-            weight = fit_rank(scaled, y, weight, self.rank, self.alpha)
+        scaled = self._scaled(bags)
+        full = ridge(scaled, target, self.alpha)
+        self.solver_ = full.solver
+        weight = full.weight if self.rank is None else fit_rank(scaled, target, full.weight, self.rank, self.alpha)
         spread = self.scale_.spread
         self.weight_ = weight / spread / spread[:, None]
-        self.intercept_ = float(np.mean(y - quadratic(bags, self.weight_)))
+        self.intercept_ = float(np.mean(target - quadratic(bags, self.weight_)))
         return self
 
-    def units(self, instances: Array) -> Scale:
-        return root_mean_squares(instances, self.standardise)
+    def _feature_scale(self, instances: Floats) -> Scale:
+        return root_mean_square_scale(instances, self.standardise)
 
-    def check_settings(self) -> None:
-        check_ridge(alpha=self.alpha)
+    def _check_settings(self) -> None:
+        check_penalty("alpha", self.alpha)
         if self.rank is not None and not is_count(self.rank):
             raise ValueError(f"rank must be a positive whole number, or None for the full matrix, got {self.rank!r}")
 
-    def outputs(self, bags: Bags) -> Array:
+    def _outputs(self, bags: Bags) -> Floats:
         return quadratic(bags, self.weight_)[:, None] + self.intercept_
 
-    def explain(self, bags: Bags) -> tuple[Array, Array]:
-        added = instance_forms(bags, self.weight_)
-        return shares(np.abs(added), bags), added[:, None]
+    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+        contribution = instance_forms(bags, self.weight_)
+        return fractions(np.abs(contribution), bags), contribution[:, None]
 
-    def learned_arrays(self) -> dict[str, Array]:
+    def _arrays(self) -> Arrays:
         return {
             "weight": self.weight_,
             "intercept": np.array(self.intercept_),
             "primal": np.array(self.solver_ == "primal"),
         }
 
-    def restore(self, arrays: dict[str, Array]) -> None:
+    def _restore(self, arrays: Arrays) -> None:
         self.weight_, self.intercept_ = arrays["weight"], arrays["intercept"].item()
         self.solver_ = "primal" if arrays["primal"] else "dual"
 
 
 class FlatModel(OverBags):
-    """A linear model of all features of all places of a bag."""
+    """A linear model of all features at all positions of a bag."""
 
     n_instances_in_: int
-    coef_: Array  # [outputs, k * d], in the units of training
-    intercept_: Array  # [outputs]
+    coef_: Floats  # [outputs, k * d], for scaled features
+    intercept_: Floats  # [outputs]
 
-    def flat(self, bags: Bags) -> Array:
+    def _flatten(self, bags: Bags) -> Floats:
         """vec(X) of each bag, [B, k·d]."""
         other = np.flatnonzero(bags.sizes != self.n_instances_in_)
         if len(other):
-            place = int(other[0])
+            index = int(other[0])
             raise ValueError(
-                "a flat model knows an instance by its place, so that all bags must have one size: the first it was"
-                f" given has {self.n_instances_in_} instances, {bags.call(place)} has {bags.sizes[place]}"
+                "a flat model identifies instances by their position, so all bags must have the size of the first in"
+                f" training, {self.n_instances_in_} instances; {bags.describe(index)} has {bags.sizes[index]}"
             )
-        return self.scaled(bags).instances.reshape(len(bags), -1)
+        return self._scaled(bags).instances.reshape(len(bags), -1)  # [B · k, d] → [B, k · d]
 
-    def fit_flat(self, bags: Bags, y: Array, solver: Any) -> Self:
-        """Learn with one of scikit-learn's linear models."""
+    def _fit_flat(self, bags: Bags, y: Labels, solver: LogisticRegression | Ridge) -> Self:
+        """Fit one of scikit-learn's linear models."""
         self.n_instances_in_ = int(bags.sizes[0])
-        solver.fit(self.flat(bags), y)
+        solver.fit(self._flatten(bags), y)
         self.coef_, self.intercept_ = np.atleast_2d(solver.coef_), np.atleast_1d(solver.intercept_)
         return self
 
-    def outputs(self, bags: Bags) -> Array:
-        return self.flat(bags) @ self.coef_.T + self.intercept_
+    def _outputs(self, bags: Bags) -> Floats:
+        return np.asarray(self._flatten(bags) @ self.coef_.T + self.intercept_)
 
-    def explain(self, bags: Bags) -> tuple[Array, Array]:
-        parts = self.flat(bags).reshape(len(bags), self.n_instances_in_, -1)
-        by_place = self.coef_.reshape(len(self.coef_), self.n_instances_in_, -1)
-        added = np.einsum("bkd,ckd->bkc", parts, by_place).reshape(len(bags.instances), -1)
-        return shares(np.abs(added).sum(axis=1), bags), added
+    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+        size = self.n_instances_in_
+        features = self._flatten(bags).reshape(len(bags), size, -1)  # [B, k · d] → [B, k, d]
+        coef = self.coef_.reshape(len(self.coef_), size, -1)  # [outputs, k · d] → [outputs, k, d]
+        # [B, k, outputs] → [B · k, outputs]
+        contribution = np.einsum("bkd,ckd->bkc", features, coef).reshape(len(bags.instances), -1)
+        return fractions(np.abs(contribution).sum(axis=1), bags), contribution
 
-    def learned_arrays(self) -> dict[str, Array]:
+    def _arrays(self) -> Arrays:
         return {"coef": self.coef_, "intercept": self.intercept_, "instances": np.array(self.n_instances_in_)}
 
-    def restore(self, arrays: dict[str, Array]) -> None:
+    def _restore(self, arrays: Arrays) -> None:
         self.coef_, self.intercept_ = arrays["coef"], arrays["intercept"]
         self.n_instances_in_ = arrays["instances"].item()
 
@@ -138,14 +167,14 @@ class FlatModel(OverBags):
 class FlatClassifier(FlatModel, ClassifierOverBags):
     """Logistic regression on vec(X), for bags of one size whose instances have an order.
 
-    C             the inverse of the penalty, as in scikit-learn's `LogisticRegression`, which it is
+    C             inverse of the penalty, as in scikit-learn's `LogisticRegression`
     class_weight  None, "balanced", or weights by class
-    standardise   features to mean 0 and standard deviation 1, by the training instances
-    bag           the column of a frame that says which bag a row is in
+    standardise   scale features to mean 0 and standard deviation 1 over the training instances
+    bag           column of a frame that names the bag of each row
 
     >>> import numpy as np
     >>> bags = np.random.default_rng(0).normal(size=(60, 4, 2))
-    >>> label = np.where(bags[:, 0, 0] > 0, "first is up", "first is down")  # a matter of places
+    >>> label = np.where(bags[:, 0, 0] > 0, "first is up", "first is down")  # depends on the position
     >>> FlatClassifier().fit(bags, label).score(bags, label) > 0.9
     True
     """
@@ -154,7 +183,7 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
         self,
         C: float = 1.0,  # noqa: N803
         *,
-        class_weight: Any = None,
+        class_weight: ClassWeight = None,
         standardise: bool = True,
         bag: str | None = None,
     ) -> None:
@@ -164,24 +193,24 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
         self.bag = bag
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags of one size and one class for each."""
-        bags, place = self.see_classes(X, y)
+        bags, index = self._read_classes(X, y)
         weight = self.class_weight
         if isinstance(weight, dict):
-            weight = dict(enumerate(self.weights_of_classes(place)))
-        return self.fit_flat(bags, place, LogisticRegression(C=self.C, class_weight=weight, max_iter=1000))
+            weight = dict(enumerate(self._class_weights(index)))
+        return self._fit_flat(bags, index, LogisticRegression(C=self.C, class_weight=weight, max_iter=1000))
 
-    def check_settings(self) -> None:
-        check_ridge(C=self.C)
+    def _check_settings(self) -> None:
+        check_penalty("C", self.C)
 
 
 class FlatRegressor(FlatModel, RegressorOverBags):
     """Ridge regression on vec(X), for bags of one size whose instances have an order.
 
-    alpha        the penalty, as in scikit-learn's `Ridge`, which it is
-    standardise  features to mean 0 and standard deviation 1, by the training instances
-    bag          the column of a frame that says which bag a row is in
+    alpha        penalty, as in scikit-learn's `Ridge`
+    standardise  scale features to mean 0 and standard deviation 1 over the training instances
+    bag          column of a frame that names the bag of each row
 
     >>> import numpy as np
     >>> bags = np.random.default_rng(0).normal(size=(60, 4, 2))
@@ -197,25 +226,213 @@ class FlatRegressor(FlatModel, RegressorOverBags):
         self.bag = bag
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags of one size and one number for each."""
-        bags, y = self.see_numbers(X, y)
-        return self.fit_flat(bags, y, Ridge(alpha=self.alpha))
+        bags, target = self._read_numbers(X, y)
+        return self._fit_flat(bags, target, Ridge(alpha=self.alpha))
 
-    def check_settings(self) -> None:
-        check_ridge(alpha=self.alpha)
+    def _check_settings(self) -> None:
+        check_penalty("alpha", self.alpha)
 
 
-def root_mean_squares(instances: Array, standardise: bool) -> Scale:
-    """Units that leave a quadratic form what it is: features are divided, not moved."""
+def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
+    """A scale under which a quadratic form stays one: features are divided, not centred."""
+    centre = np.zeros(instances.shape[1])
     if not standardise:
-        return Scale(np.zeros(instances.shape[1]), np.ones(instances.shape[1]))
+        return Scale(centre, np.ones(instances.shape[1]))
     size = np.sqrt(np.mean(np.square(instances), axis=0))
-    return Scale(np.zeros(instances.shape[1]), np.where(size > 0, size, 1.0))
+    return Scale(centre, np.where(size > 0, size, 1.0))
 
 
-def check_ridge(**penalty: float) -> None:
-    """A penalty must be positive."""
-    ((name, value),) = penalty.items()
-    if not is_number(value) or not 0 < value < np.inf:
+def check_penalty(name: str, value: object) -> None:
+    """Raise unless a penalty is positive and finite."""
+    if not is_number(value) or not 0 < value < np.inf:  # type: ignore[operator]
         raise ValueError(f"{name} must be a positive number, got {value!r}")
+
+
+class Quadratic(NamedTuple):
+    """A fitted quadratic form."""
+
+    weight: Floats  # [d, d] symmetric
+    constant: float
+    solver: Solver
+
+
+def quadratic(bags: Bags, weight: Floats) -> Floats:
+    """tr(XᵀX W) of each bag, [B]."""
+    return bags.sums(instance_forms(bags, weight))
+
+
+def instance_forms(bags: Bags, weight: Floats) -> Floats:
+    """xᵀ W x of each instance, [N]."""
+    return np.asarray(np.einsum("nd,nd->n", bags.instances @ weight, bags.instances))
+
+
+def products(bags: Bags) -> Floats:
+    """XᵀX of each bag as a vector of its d(d+1)/2 different entries, [B, d(d+1)/2].
+
+    Entries off the diagonal are multiplied by √2, so that inner products of vectors are those of the matrices.
+    """
+    row, column = np.triu_indices(bags.instances.shape[1])
+    factor = np.where(row == column, 1.0, math.sqrt(2.0))
+    table = np.empty((len(bags), len(row)))
+    for index, bag in enumerate(bags):
+        table[index] = (bag.T @ bag)[row, column] * factor
+    return table
+
+
+def symmetric_matrix(vector: Floats, size: int) -> Floats:
+    """The symmetric matrix [d, d] of a vector of `products`."""
+    row, column = np.triu_indices(size)
+    upper = np.zeros((size, size))
+    upper[row, column] = vector / np.where(row == column, 1.0, math.sqrt(2.0))
+    return upper + np.triu(upper, 1).T
+
+
+def gram(bags: Bags) -> Floats:
+    """⟨XᵀX, ZᵀZ⟩ of each pair of bags, [B, B]: from the products or from the instances, whichever costs less."""
+    total, size = bags.instances.shape
+    entries = len(bags) * size * (size + 1) // 2
+    cheap = total * size**2 + len(bags) * entries <= total**2 * size
+    if cheap and entries <= TABLE_LIMIT:
+        table = products(bags)
+        return table @ table.T
+    return kernel(bags)
+
+
+def kernel(bags: Bags) -> Floats:
+    """⟨XᵀX, ZᵀZ⟩ = ‖X Zᵀ‖²_F of each pair of bags, [B, B], without a matrix [d, d]."""
+    values = np.empty((len(bags), len(bags)))
+    limit = max(1, KERNEL_BLOCK // len(bags.instances))
+    for block in bags.blocks(limit):
+        some = bags[block]
+        squares = np.square(some.instances @ bags.instances.T)  # [n, N]
+        values[block] = bags.sums(some.sums(squares).T).T  # [n, N] → [b, N] → [N, b] → [B, b] → [b, B]
+    return values
+
+
+def solver_for(bags: Bags) -> Solver:
+    """The primal solver if the d(d+1)/2 products are no more than the bags, else the dual."""
+    size = bags.instances.shape[1]
+    return "primal" if size * (size + 1) // 2 <= len(bags) else "dual"
+
+
+def ridge(bags: Bags, y: Floats, alpha: float | None, solver: Solver | None = None) -> Quadratic:
+    """The form with the smallest squared error plus α‖W‖²_F; None: the alpha with the best leave-one-out error."""
+    solver = solver or solver_for(bags)
+    weight = (primal if solver == "primal" else dual)(bags, y - y.mean(), alpha)
+    return Quadratic(weight, float(np.mean(y - quadratic(bags, weight))), solver)
+
+
+def primal(bags: Bags, y: Floats, alpha: float | None) -> Floats:
+    """W from the singular values of the centred products."""
+    table = products(bags)
+    table -= table.mean(axis=0)
+    left, value, right = np.linalg.svd(table, full_matrices=False)
+    if alpha is None:
+        alpha = best_alpha(value**2, left, y)
+    return symmetric_matrix(right.T @ (left.T @ y * value / (value**2 + alpha)), bags.instances.shape[1])
+
+
+def dual(bags: Bags, y: Floats, alpha: float | None) -> Floats:
+    """W = Σ aᵦ XᵀX, a = (K + αI)⁻¹ y with the centred kernel K: Σ a = 0 because K 1 = 0 and Σ y = 0."""
+    centred_kernel = gram(bags)
+    centred_kernel -= centred_kernel.mean(axis=0)
+    centred_kernel -= centred_kernel.mean(axis=1, keepdims=True)
+    value, vector = np.linalg.eigh(centred_kernel)
+    value = np.maximum(value, 0.0)
+    if alpha is None:
+        alpha = best_alpha(value, vector, y)
+    coefficient = vector @ (vector.T @ y / (value + alpha))
+    weight = bags.instances.T @ (bags.instances * coefficient[bags.bag_index, None])
+    return np.asarray((weight + weight.T) / 2)
+
+
+def best_alpha(value: Floats, vector: Floats, y: Floats) -> float:
+    """The alpha with the smallest leave-one-out error on a grid of 25.
+
+    value, vector   squared singular values [r] of the centred products, and their left vectors [bags, r]
+    """
+    largest = float(value.max(initial=0.0))
+    scale = largest if largest > 1e-200 else 1.0  # if all products are 0, any alpha is as good
+    grid = scale * 10.0 ** np.linspace(-10, 2, 25)
+    return float(min(grid, key=lambda alpha: np.mean(np.square(leave_one_out(value, vector, y, alpha)))))
+
+
+def leave_one_out(value: Floats, vector: Floats, y: Floats, alpha: float) -> Floats:
+    """The error of each bag's centred y if the bag is left out, [B]: (y - ŷ) / (1 - leverage)."""
+    shrinkage = value / (value + alpha)
+    error = y - vector @ (shrinkage * (vector.T @ y))
+    return np.asarray(error / np.maximum(1 - 1 / len(y) - np.square(vector) @ shrinkage, 1e-12))
+
+
+def pair_of(weight: Floats) -> tuple[Floats, Floats]:
+    """The u and v whose (uvᵀ + vuᵀ)/2 has the largest positive and the most negative eigenvalue of W.
+
+    >>> import numpy as np
+    >>> u, v = pair_of(np.array([[0.0, 0.5], [0.5, 0.0]]))
+    >>> np.round(np.abs(np.outer(u, v)).sum(), 12)
+    np.float64(1.0)
+    """
+    value, vector = np.linalg.eigh(weight)
+    smallest = SMALLEST_EIGENVALUE * (max(value[-1], -value[0]) or 1.0)
+    positive = math.sqrt(max(value[-1], smallest)) * vector[:, -1]
+    negative = math.sqrt(max(-value[0], smallest)) * vector[:, 0]
+    return positive + negative, positive - negative
+
+
+def fit_pair(bags: Bags, y: Floats, start: tuple[Floats, Floats], decay: float) -> tuple[Floats, Floats]:
+    """u and v of ½ mean (y - ŷ)² + ½ decay (‖u‖² + ‖v‖²) by L-BFGS, with the best constant at each step."""
+    x, bag, size = bags.instances, bags.bag_index, bags.instances.shape[1]
+
+    def loss(both: Floats) -> tuple[float, Floats]:
+        u, v = both[:size], both[size:]
+        along_u, along_v = x @ u, x @ v
+        error = centred(bags.sums(along_u * along_v) - y)
+        each = error[bag] / len(y)
+        gradient = np.concatenate([(each * along_v) @ x, (each * along_u) @ x]) + decay * both
+        return 0.5 * float(np.mean(error**2)) + 0.5 * decay * float(both @ both), gradient
+
+    both = minimise(loss, np.concatenate(start))
+    return both[:size], both[size:]
+
+
+def fit_rank(bags: Bags, y: Floats, weight: Floats, rank: int, alpha: float) -> Floats:
+    """W of a rank for Σ (y - ŷ)² + α‖W‖²_F by L-BFGS, started at the largest |eigenvalues| of a full W.
+
+    W = A S Aᵀ with A [d, rank], and S the signs of those eigenvalues, which stay.
+    """
+    value, vector = np.linalg.eigh(weight)
+    largest = np.argsort(-np.abs(value), kind="stable")[:rank]
+    sign = np.sign(value[largest])
+    x, bag, size = bags.instances, bags.bag_index, bags.instances.shape[1]
+    unit = float(np.mean(np.square(centred(y)))) * len(y) or 1.0  # the tolerances of L-BFGS are for a loss near 1
+
+    def loss(flat: Floats) -> tuple[float, Floats]:
+        factor = flat.reshape(size, -1)  # [d · rank] → [d, rank]
+        along, inner = x @ factor, sign[:, None] * (factor.T @ factor)  # W is never built: ‖W‖² = tr(inner²)
+        error = centred(bags.sums(np.square(along) @ sign) - y)
+        gradient = 2 * (x.T @ (along * error[bag, None]) + alpha * factor @ inner) * sign * 2
+        return (float(error @ error) + alpha * float(np.sum(inner * inner.T))) / unit, gradient.ravel() / unit
+
+    start = vector[:, largest] * np.sqrt(np.abs(value[largest]))
+    factor = minimise(loss, start.ravel()).reshape(size, -1)  # [d · rank] → [d, rank]
+    return np.asarray((factor * sign) @ factor.T)
+
+
+def minimise(loss: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
+    """The minimum that L-BFGS finds from a start; warns if it reaches its limit of steps."""
+    options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
+    result = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    if result.status == 1:
+        warnings.warn(
+            f"L-BFGS did not converge in {result.nit} steps: try a larger alpha or weight_decay, or a smaller rank",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+    return np.asarray(result.x)
+
+
+def centred(values: Floats) -> Floats:
+    """Values less their mean: the errors with the best constant."""
+    return np.asarray(values - values.mean())

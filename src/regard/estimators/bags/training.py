@@ -1,33 +1,54 @@
-"""A network over bags as an estimator: its settings, its training, its outputs, its evidence.
+"""Training of a network over bags.
 
-The modules are those of `regard.models.bag`, the loop is that of `regard.training`. Bags are given to them full batch
-or in mini-batches of bags, without padding: a step costs what its instances cost. Training is in float32; what was
-learned answers in float64, so that what instances add is the output to the last digits that anyone reads.
+The modules are those of `regard.models.bag`, the loop is `regard.training.train`. Each step takes all bags or a batch
+of bags, without padding: its cost is that of the batch's instances. Training is in float32; the trained network
+predicts in float64, so that contributions add up to the output to rounding error.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from regard.checks import is_count, is_number
-from regard.data.bags import Bags
-from regard.estimators.bags.base import OverBags
-from regard.estimators.settings import seed_of
+from regard.data.bags import Bags, Integers
 from regard.models.bag import BagAttention, BagModel, GatedScore, MaxPooling, MeanPooling, TanhScore, linear_score
 from regard.training import History, Monitor, Recipe, train
 
-Array = Any
-NETWORKS = ("softmax", "gated", "mean", "max")
-PLAIN_RATE, EMBEDDED_RATE = 0.03, 1e-3
-PLAIN_EPOCHS, EMBEDDED_EPOCHS = 300, 100
-"""Learning rates and epochs without an embedding, and with one."""
-BLOCK = 2**16
-"""Instances that go through a network at a time in prediction."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From outputs [count, outputs] and targets [count] to the loss of each bag, [count]."""
+
+
+class Architecture(NamedTuple):
+    """What determines the parameters of a network."""
+
+    attention: str  # "softmax", "gated", "mean" or "max"
+    hidden_size: int | None  # None: no embedding
+    heads: int
+    dropout: float
+
+
+class Examples(NamedTuple):
+    """The training data of a network."""
+
+    bags: Bags  # scaled, float32
+    target: Tensor  # [B]
+    weight: Tensor  # [B]
+    strata: Integers | None  # [B] classes, of which the validation bags should have the same fractions
+
+
+class Schedule(NamedTuple):
+    """How a network is trained."""
+
+    learning_rate: float
+    weight_decay: float
+    epochs: int
+    batch_size: int | None  # None: all bags
+    validation_fraction: float | None  # None: no early stopping
+    patience: int
+    seed: int
 
 
 class Batch(NamedTuple):
@@ -39,199 +60,87 @@ class Batch(NamedTuple):
     weight: Tensor  # [count]
 
 
-Lose = Callable[[Tensor, Tensor], Tensor]
-"""From outputs [count, outputs] and targets [count] to the loss of each bag, [count]."""
+def make_network(architecture: Architecture, features: int, outputs: int) -> BagModel:
+    """A network with new parameters."""
+    attention, hidden, heads, dropout = architecture
+    size = features if hidden is None else hidden
+    embed: nn.Module = nn.Identity()
+    if hidden is not None:
+        embed = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
+    if attention in ("mean", "max"):
+        return BagModel(embed, MeanPooling() if attention == "mean" else MaxPooling(), size, outputs)
+    if hidden is None:
+        score: nn.Module = linear_score(size, heads)
+    else:
+        score = (GatedScore if attention == "gated" else TanhScore)(size, hidden, heads)
+    return BagModel(embed, BagAttention(score, heads), size, outputs)
 
 
-class BagLearner(OverBags):
-    """What classification and regression by a network share: settings, training, outputs and evidence."""
+def train_network(
+    make: Callable[[], BagModel], examples: Examples, loss: Loss, schedule: Schedule, monitor: Monitor
+) -> tuple[BagModel, History]:
+    """A trained network in float64, and the history of its training."""
+    bags, target, weight, strata = examples
+    training, validation = split(len(bags), strata, schedule.validation_fraction, schedule.seed)
+    mean_weight = weight.mean()
 
-    network_: BagModel
-    history_: History
+    def batch_of(chosen: Integers) -> Batch:
+        some = bags.take(chosen)
+        return Batch(torch.from_numpy(some.instances), torch.from_numpy(some.bag_index), target[chosen], weight[chosen])
 
-    def __init__(
-        self,
-        attention: str,
-        hidden_size: int | None,
-        heads: int,
-        dropout: float,
-        learning_rate: float | None,
-        weight_decay: float,
-        epochs: int | None,
-        batch_size: int | None,
-        early_stopping: bool,
-        validation_fraction: float,
-        patience: int,
-        standardise: bool,
-        bag: str | None,
-        random_state: int | None,
-        verbose: bool,
-    ) -> None:
-        self.attention = attention
-        self.hidden_size = hidden_size
-        self.heads = heads
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.standardise = standardise
-        self.bag = bag
-        self.random_state = random_state
-        self.verbose = verbose
+    def batch_loss(batch: Batch) -> Tensor:
+        each = loss(network(batch.instance, batch.bag, len(batch.target)), batch.target)
+        return (each * batch.weight).mean() / mean_weight
 
-    def learn(self, bags: Bags, target: Tensor, weight: Tensor, outputs: int, lose: Lose, strata: Array | None) -> None:
-        """Train a new network on bags, one target and one weight for each."""
-        seed = seed_of(self.random_state)
-        scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
-        kept, held = self.held_out(len(bags), strata, seed)
-        usual = weight.mean()
+    random = np.random.default_rng(schedule.seed)
+    size = schedule.batch_size or len(training)
+    whole = [batch_of(training)] if size >= len(training) else None
 
-        def batch_of(chosen: Array) -> Batch:
-            some = scaled.take(chosen)
-            return Batch(torch.from_numpy(some.instances), torch.from_numpy(some.bag), target[chosen], weight[chosen])
+    def batches(epoch: int) -> Iterable[Batch]:
+        return whole or Batches(random.permutation(training), size, batch_of)
 
-        def loss(batch: Batch) -> Tensor:
-            each = lose(network(batch.instance, batch.bag, len(batch.target)), batch.target)
-            return (each * batch.weight).mean() / usual
-
-        random = np.random.default_rng(seed)
-        size = len(kept) if self.batch_size is None else self.batch_size
-        at_once = [batch_of(kept)] if size >= len(kept) else None
-
-        def batches(epoch: int) -> Iterable[Batch]:
-            return Shuffled(random.permutation(kept), size, batch_of) if at_once is None else at_once
-
-        with torch.random.fork_rng(devices=[]):  # what is drawn here is from our seed, and changes nobody else's
-            torch.manual_seed(seed)
-            network = self.make_network(outputs)
-            validation = batch_of(held) if len(held) else None
-            optimizer = torch.optim.Adam(
-                network.parameters(), lr=self.rate(), weight_decay=self.weight_decay, fused=True
-            )
-            self.history_ = train(
-                network,
-                batches,
-                loss,
-                Recipe(optimizer, self.passes(), patience=self.patience if len(held) else None),
-                validate=None if validation is None else lambda: float(loss(validation)),
-                monitor=Monitor(type(self).__name__, self.verbose),
-            )
-        self.network_ = network.double().eval().requires_grad_(False)
-
-    def rate(self) -> float:
-        """The learning rate, if none is given one for the few weights there are without an embedding, or with it."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return PLAIN_RATE if self.hidden_size is None else EMBEDDED_RATE
-
-    def passes(self) -> int:
-        """The epochs, in the same way."""
-        if self.epochs is not None:
-            return self.epochs
-        return PLAIN_EPOCHS if self.hidden_size is None else EMBEDDED_EPOCHS
-
-    def held_out(self, count: int, strata: Array | None, seed: int) -> tuple[Array, Array]:
-        """The bags to learn from, and those to stop early by."""
-        everyone = np.arange(count)
-        if not self.early_stopping:
-            return everyone, everyone[:0]
-        size = max(1, round(self.validation_fraction * count))
-        if size >= count:
-            raise ValueError(f"early_stopping holds out {size} of {count} bags, which leaves none to learn from")
-        if strata is not None:
-            fewest, classes = np.bincount(strata).min(), strata.max() + 1
-            strata = strata if fewest >= 2 and size >= classes and count - size >= classes else None
-        kept, held = train_test_split(everyone, test_size=size, random_state=seed % 2**32, stratify=strata)
-        return np.sort(kept), np.sort(held)
-
-    def make_network(self, outputs: int) -> BagModel:
-        """A network of the settings, with new weights."""
-        features, hidden, heads = self.n_features_in_, self.hidden_size, self.heads
-        size = features if hidden is None else hidden
-        embed: nn.Module = nn.Identity()
-        if hidden is not None:
-            embed = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(self.dropout))
-        if self.attention in ("mean", "max"):
-            return BagModel(embed, MeanPooling() if self.attention == "mean" else MaxPooling(), size, outputs)
-        if hidden is None:
-            score: nn.Module = linear_score(size, heads)
-        else:
-            score = (GatedScore if self.attention == "gated" else TanhScore)(size, hidden, heads)
-        return BagModel(embed, BagAttention(score, heads), size, outputs)
-
-    def check_settings(self) -> None:
-        self.check_attention()
-        hidden, heads, batch = self.hidden_size, self.heads, self.batch_size
-        if hidden is not None and not is_count(hidden):
-            raise ValueError(f"hidden_size must be a positive whole number, or None for no embedding, got {hidden!r}")
-        if self.attention == "gated" and hidden is None:
-            raise ValueError("attention='gated' needs a hidden_size, such as 64: a gate is a layer of that size")
-        if not is_count(heads) or (heads > 1 and self.attention not in ("softmax", "gated")):
-            raise ValueError(f"heads must be a positive whole number, and 1 without a softmax, got {heads!r}")
-        if batch is not None and not is_count(batch):
-            raise ValueError(f"batch_size must be a positive whole number, or None for all bags, got {batch!r}")
-        if not is_count(self.passes()) or not is_count(self.patience):
-            raise ValueError(f"epochs and patience must be at least 1, got {self.epochs!r} and {self.patience!r}")
-        if not number(self.rate()) or not self.rate() > 0 or not number(self.weight_decay) or self.weight_decay < 0:
-            raise ValueError(
-                "learning_rate must be positive and weight_decay not negative, got"
-                f" {self.learning_rate!r} and {self.weight_decay!r}"
-            )
-        dropout, held = self.dropout, self.validation_fraction
-        if not number(dropout) or not 0 <= dropout < 1 or not number(held) or not 0 < held < 1:
-            raise ValueError(
-                "dropout must be at least 0 and below 1, and validation_fraction between 0 and 1, got"
-                f" {dropout!r} and {held!r}"
-            )
-
-    def check_attention(self) -> None:
-        if self.attention not in NETWORKS:
-            raise ValueError(f"attention must be one of {', '.join(NETWORKS)}, got {self.attention!r}")
-
-    def tensors(self, bags: Bags) -> tuple[Tensor, Tensor, int]:
-        """Bags as the network takes them."""
-        return torch.from_numpy(self.scale_(bags.instances)), torch.from_numpy(bags.bag), len(bags)
-
-    def outputs(self, bags: Bags) -> Array:
-        parts = [self.network_(*self.tensors(bags[run])) for run in bags.runs(BLOCK)]
-        return torch.cat(parts).numpy()
-
-    def explain(self, bags: Bags) -> tuple[Array, Array]:
-        parts = [self.network_.explain(*self.tensors(bags[run])) for run in bags.runs(BLOCK)]
-        weight, added = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
-        return weight, added
-
-    def learned_arrays(self) -> dict[str, Array]:
-        return {f"network.{name}": tensor.numpy() for name, tensor in self.network_.state_dict().items()}
-
-    def restore(self, arrays: dict[str, Array]) -> None:
-        state = {
-            name.removeprefix("network."): torch.as_tensor(array)
-            for name, array in arrays.items()
-            if name.startswith("network.")
-        }
-        network = self.make_network(len(state["read.bias"])).double()
-        network.load_state_dict(state)
-        self.network_ = network.eval().requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):  # our seed must not change the caller's random numbers
+        torch.manual_seed(schedule.seed)
+        network = make()
+        held_out = batch_of(validation) if len(validation) else None
+        optimizer = torch.optim.Adam(
+            network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
+        )
+        history = train(
+            network,
+            batches,
+            batch_loss,
+            Recipe(optimizer, schedule.epochs, patience=None if held_out is None else schedule.patience),
+            validate=None if held_out is None else lambda: float(batch_loss(held_out)),
+            monitor=monitor,
+        )
+    return network.double().eval().requires_grad_(False), history
 
 
-class Shuffled:
-    """The batches of an epoch, each made when it is its turn."""
+def split(count: int, strata: Integers | None, fraction: float | None, seed: int) -> tuple[Integers, Integers]:
+    """The indices of the bags to train on, and of those held out for early stopping."""
+    everyone = np.arange(count)
+    if fraction is None:
+        return everyone, everyone[:0]
+    size = max(1, round(fraction * count))
+    if size >= count:
+        raise ValueError(f"early_stopping holds out {size} of {count} bags, which leaves none to train on")
+    if strata is not None:
+        fewest, classes = np.bincount(strata).min(), strata.max() + 1
+        # Scikit-learn stratifies only if each class has two members and each part has room for all classes.
+        strata = strata if fewest >= 2 and size >= classes and count - size >= classes else None
+    training, validation = train_test_split(everyone, test_size=size, random_state=seed % 2**32, stratify=strata)
+    return np.sort(training), np.sort(validation)
 
-    def __init__(self, order: Array, size: int, make: Callable[[Array], Batch]) -> None:
+
+class Batches:
+    """The batches of an epoch, each made when it is needed."""
+
+    def __init__(self, order: Integers, size: int, make: Callable[[Integers], Batch]) -> None:
         self.order, self.size, self.make = order, size, make
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
-        return (self.make(self.order[place : place + self.size]) for place in range(0, len(self.order), self.size))
-
-
-def number(value: Any) -> bool:
-    """Whether something is a finite number."""
-    return is_number(value) and math.isfinite(value)
+        return (self.make(self.order[start : start + self.size]) for start in range(0, len(self.order), self.size))
