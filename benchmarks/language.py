@@ -192,7 +192,7 @@ def generation(sizes: Sizes, rows: int, seed: int) -> dict[str, Any]:
 @torch.inference_mode()
 def generated(inputs: dict[str, Any], count: int) -> list[Tensor]:
     model, start = inputs["ours"], inputs["start"]
-    cache = model.begin(start[:, :0], room=count + 1)
+    cache = model.begin(start[:, :0], max_length=count + 1)
     return [torch.stack(list(sample(model.step, cache, start[:, 0], length=count, temperature=0)), dim=1)]
 
 

@@ -1,29 +1,70 @@
-"""What counts something and what is a number: one rule for all settings, and one error."""
+"""Checks that settings, tensors and layers share: one rule and one error message for each."""
 
 import operator
+from collections.abc import Iterable, Sized
 from numbers import Real
-from typing import Any
+from typing import SupportsIndex, cast
+
+from torch import Tensor, nn
+from torch.nn.modules import module
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS: list[Sized] = [getattr(module, "_global" + name) for name in HOOKS]
 
 
-def positive(name: str, number: Any) -> int:
-    """A size or a count, once it is one: an int, or what stands for one, as NumPy's do.
+def positive(name: str, number: object) -> int:
+    """The number as an int. It must be a positive whole number; NumPy's and torch's integers will do.
 
     >>> positive("size", 3)
     3
     """
     if not is_count(number):
         raise ValueError(f"{name} must be a positive whole number, got {number!r}")
-    return operator.index(number)
+    return operator.index(cast(SupportsIndex, number))
 
 
-def is_count(value: Any) -> bool:
-    """Whether something is a positive whole number."""
+def is_count(value: object) -> bool:
+    """Whether a value is a positive whole number."""
     try:
-        return not isinstance(value, bool) and operator.index(value) >= 1
+        return not isinstance(value, bool) and operator.index(cast(SupportsIndex, value)) >= 1
     except TypeError:
         return False
 
 
-def is_number(value: Any) -> bool:
-    """Whether something is a number, and not true or false."""
+def is_number(value: object) -> bool:
+    """Whether a value is a number, and no bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def fraction(name: str, number: float) -> float:
+    """The number as a float. It must be between 0 and 1.
+
+    >>> fraction("dropout", 0.5)
+    0.5
+    """
+    if not is_number(number) or not 0 <= number <= 1:
+        raise ValueError(f"{name} must be a number between 0 and 1, got {number!r}")
+    return float(number)
+
+
+def check_rows(name: str, x: Tensor, size: int, rank: int | None = None) -> None:
+    """Raise unless x is `[..., length, size]`, with this number of dimensions where `rank` is given."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+    shape = x.shape
+    if len(shape) < 2 or shape[-1] != size or (rank is not None and len(shape) != rank):
+        leading = "batch" if rank == 3 else "..."
+        raise ValueError(f"{name} must be [{leading}, length, {size}], got {list(shape)}")
+
+
+def hooks_of(layers: Iterable[nn.Module]) -> list[Sized]:
+    """The dicts that hold the hooks of these layers, and of all layers: no hook is set while all are empty."""
+    return [getattr(layer, name) for layer in layers for name in HOOKS] + GLOBAL_HOOKS
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer is torch's own `nn.Linear` without hooks, so that its weights may be used without calling it.
+
+    An adapter in its place, a parametrized weight or a hook takes effect only if the layer is called.
+    """
+    return type(layer) is nn.Linear and not any(hooks_of([layer])) and "forward" not in vars(layer)

@@ -18,7 +18,7 @@ from regard.layers import (
     Dropout,
     Encoder,
     FeedForward,
-    Learned,
+    LearnedPositions,
     MultiHeadAttention,
     Rotary,
     SelfAttention,
@@ -174,7 +174,7 @@ def test_sizes_may_be_numpys():
         Attention(twelve, three, head_size=five),
         SelfAttention(twelve, value_size=five),
         ConvSelfAttention(twelve, heads=three),
-        Learned(five, twelve),
+        LearnedPositions(five, twelve),
         Sinusoidal(twelve),
         Alibi(three),
     ]

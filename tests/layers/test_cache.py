@@ -35,7 +35,7 @@ def decoder(positions=None, kv_heads=HEADS, cross=False):
 @pytest.mark.parametrize("steps", [[1] * 7, [4, 1, 1, 1], [3, 4], [7], [2, 3, 2]], ids=str)
 def test_steps_with_a_cache_equal_the_full_pass(steps, positions, kv_heads, batch):
     model, x = decoder(POSITIONS[positions](), kv_heads), rand(batch, LENGTH, SIZE)
-    cache = model.cache(room=9)
+    cache = model.cache(max_length=9)
     with torch.inference_mode():
         parts = [model(rows, cache=cache) for rows in x.split(steps, dim=1)]
         assert cache.length == LENGTH
@@ -112,7 +112,7 @@ def test_sequences_that_change_places_do_not_touch_the_memory(monkeypatch):
     for rows in ([0, 0, 1, 1], [1, 0, 3, 3], [0, 0, 2, 2], [0, 2]):
         cache.select(torch.tensor(rows))
     assert sum(moves) == 2  # where hypotheses were made, and where some left
-    cache.back(0)
+    cache.truncate(0)
     with torch.inference_mode():
         model(rand(2, 1, SIZE), rand(2, MEMORY, SIZE), cache=cache)
     cache.select(torch.tensor([0, 1]))
@@ -134,17 +134,17 @@ def test_nothing_grows_and_modes_may_change():
 
 def test_what_does_not_fit_is_said():
     model, x = decoder(), rand(2, LENGTH, SIZE)
-    cache = model.cache(room=5)
+    cache = model.cache(max_length=5)
     with torch.no_grad():
         model(x[:, :4], cache=cache)
-        with pytest.raises(ValueError, match="the cache has room for 5 positions, got a sequence of 6"):
+        with pytest.raises(ValueError, match="the cache is for at most 5 positions, got a sequence of 6"):
             model(x[:, 4:6], cache=cache)
-        with pytest.raises(ValueError, match="the cache holds 2 sequences, got 1"):
+        with pytest.raises(ValueError, match="the cache is for 2 sequences, got 1"):
             model(x[:1, 4:5], cache=cache)
         assert_close(model(x[:, 4:5], cache=cache), model(x[:, :5])[:, 4:])  # a refusal leaves it as it was
-    with pytest.raises(RuntimeError, match="a cache keeps no history for gradients"):
+    with pytest.raises(RuntimeError, match="a cache stores no history for gradients"):
         model(x, cache=model.cache(LENGTH))
-    with pytest.raises(ValueError, match="room must be a positive whole number, got 0"):
+    with pytest.raises(ValueError, match="max_length must be a positive whole number, got 0"):
         model.cache(0)
     with pytest.raises(ValueError, match="the cache is for 3 blocks, got a decoder of 2"):
         model(x, cache=Cache(3, LENGTH))
@@ -173,15 +173,15 @@ def test_a_step_that_fails_is_not_read_by_some_blocks_alone(start, training):
 
 def test_key_values_alone():
     kept = KeyValues()
-    assert kept.all() is None
+    assert kept.get() is None
     kept.select(torch.tensor([0]))
     key, value = rand(2, 3, 4, 5), rand(2, 3, 4, 5, seed=1)
     with pytest.raises(ValueError, match=r"one shape, got \[2, 3, 4, 5\] and \[2, 3, 4, 4\]"):
         kept.append(key, value[..., 1:])
     found = kept.append(key, value)
     assert_close(found, (key, value), rtol=0, atol=0)
-    assert_close(kept.all(), (key, value), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="room for 4 positions, got a sequence of 5"):
+    assert_close(kept.get(), (key, value), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="at most 4 positions, got a sequence of 5"):
         kept.append(key[:, :, :1], value[:, :, :1])
 
 
@@ -189,12 +189,12 @@ def test_a_cache_that_is_begun_anew_has_the_weights_of_now():
     """From four rows on weights are laid out anew, for one run."""
     model = Decoder(2, lambda: Block(MultiHeadAttention(8, heads=2), FeedForward(8))).eval()
     x = torch.randn(5, 3, 8)
-    cache = model.cache(room=3)
+    cache = model.cache(max_length=3)
     with torch.no_grad():
         for _ in range(2):
             steps = [model(x[:, t : t + 1], cache=cache) for t in range(3)]
             assert_close(torch.cat(steps, dim=1), model(x), rtol=1e-4, atol=1e-5)
-            cache.back(0)
+            cache.truncate(0)
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
 
@@ -202,4 +202,4 @@ def test_a_cache_that_is_begun_anew_has_the_weights_of_now():
 def test_no_sequence_at_all_goes_through_a_cache():
     model = Decoder(2, lambda: Block(MultiHeadAttention(8, heads=2), FeedForward(8))).eval()
     with torch.no_grad():
-        assert model(torch.zeros(0, 1, 8), cache=model.cache(room=3)).shape == (0, 1, 8)
+        assert model(torch.zeros(0, 1, 8), cache=model.cache(max_length=3)).shape == (0, 1, 8)

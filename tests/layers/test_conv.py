@@ -61,7 +61,7 @@ def test_look_says_which_cells():
     layer, x = ConvSelfAttention(CHANNELS, SIZE, HEADS).double(), rand(BATCH, CHANNELS, HEIGHT, WIDTH)
     weight = layer.look(x)
     assert weight.shape == (BATCH, HEADS, 21, 21)
-    query, key, _ = layer.projected(x)
+    query, key, _ = layer._project(x)
     assert_close(weight, (query @ key.mT / 2**0.5).softmax(-1))
     top = layer.look(x, top=4)
     assert_close(top.weight, weight.topk(4).values)

@@ -116,7 +116,7 @@ def test_weights_changed_between_two_runs_are_seen():
 
 def test_under_gradients_a_cache_is_refused_and_a_memory_is_checked():
     model, x = decoder(), rand(2, LENGTH, SIZE)
-    with pytest.raises(RuntimeError, match="keeps no history for gradients"):
+    with pytest.raises(RuntimeError, match="stores no history for gradients"):
         model(x[:, :1], cache=model.cache(LENGTH))
     with torch.no_grad(), pytest.raises(ValueError, match="cannot look at a memory"):
         model(x[:, :1], rand(2, 3, SIZE), cache=model.cache(LENGTH))
@@ -161,7 +161,7 @@ def test_a_forward_that_was_replaced_is_called_in_single_rows_too():
         first, _ = stepped(model, x)
         assert_close(first, model(x))
         model(x[:, :1], cache=cache)  # the blocks are taken apart before
-        cache.blocks[0].own.back(0), cache.blocks[1].own.back(0)
+        cache.blocks[0].own.truncate(0), cache.blocks[1].own.truncate(0)
         linear.forward = lambda x: 2 * forward(x)
         steps = [model(x[:, t : t + 1], cache=cache) for t in range(LENGTH)]
         assert_close(torch.cat(steps, dim=1), model(x))

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from regard.layers import Dropout, FeedForward, Gated, gelu_tanh, swiglu
+from regard.layers import Dropout, FeedForward, GatedActivation, gelu_tanh, swiglu
 
 BATCH, LENGTH, SIZE, HIDDEN = 2, 5, 12, 17
 
@@ -19,7 +19,7 @@ ACTIVATIONS = {
     "module": nn.SiLU(),
     "in place": nn.ReLU(inplace=True),
     "swiglu": swiglu,
-    "geglu": Gated(gelu_tanh),
+    "geglu": GatedActivation(gelu_tanh),
     "own": lambda x: x * x.sigmoid(),
     "learned": nn.PReLU(dtype=torch.float64),
 }

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import masks, scores
-from regard.layers import Attention, Learned, MultiHeadAttention, Rotary
+from regard.layers import Attention, LearnedPositions, MultiHeadAttention, Rotary
 
 BATCH, QUERIES, KEYS, SIZE, HEADS, KEY_SIZE, VALUE_SIZE = 2, 5, 7, 12, 3, 11, 13
 
@@ -231,7 +231,11 @@ x3 = rand(2, 5, 12)
             ValueError,
             "positions are for self-attention, got a source to look at",
         ),
-        (lambda: MultiHeadAttention(12, 3, positions=Learned(5, 12)), TypeError, "turn and bias, .* got Learned"),
+        (
+            lambda: MultiHeadAttention(12, 3, positions=LearnedPositions(5, 12)),
+            TypeError,
+            "rotate and bias, .* got LearnedPositions",
+        ),
         (lambda: MultiHeadAttention.from_torch(nn.Linear(1, 1)), TypeError, "needs torch's .* got Linear"),
         (
             lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True, add_zero_attn=True)),

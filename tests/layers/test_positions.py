@@ -9,7 +9,7 @@ from helpers.cases import rand
 from torch.testing import assert_close
 
 from regard import masks
-from regard.layers import Alibi, Learned, MultiHeadAttention, Rotary, Sinusoidal, Stretched
+from regard.layers import Alibi, LearnedPositions, MultiHeadAttention, Rotary, RotaryScaling, Sinusoidal
 
 
 @pytest.mark.parametrize("size", [6, 7, 1])
@@ -31,12 +31,12 @@ def test_sinusoidal_takes_any_length_and_both_precisions():
 
 
 def test_learned_adds_its_rows_and_says_when_they_end():
-    positions = Learned(7, 3).double()
+    positions = LearnedPositions(7, 3).double()
     x = rand(2, 5, 3)
     assert_close(positions(x, 2), x + positions.weight[2:7])
     positions(x).sum().backward()
     assert_close(positions.weight.grad, torch.tensor([[2.0] * 3] * 5 + [[0.0] * 3] * 2).double())
-    with pytest.raises(ValueError, match="there is room for 7 positions, got a sequence of 8"):
+    with pytest.raises(ValueError, match="there are 7 learned positions, got a sequence of 8"):
         positions(x, 3)
     with pytest.raises(ValueError, match=r"x must be \[..., length, 3\], got \[2, 5, 4\]"):
         positions(rand(2, 5, 4))
@@ -56,7 +56,7 @@ def test_rotary_turns_points_in_the_plane(interleaved, start):
                     point = complex(still[a, b, t, one], still[a, b, t, two]) * turned
                     expected[a, b, t, one], expected[a, b, t, two] = point.real, point.imag
     rotary = Rotary(6, base=100.0, interleaved=interleaved)
-    found = rotary.turn(x, start)
+    found = rotary.rotate(x, start)
     assert_close(found, expected)
     # A turn keeps lengths, so its gradient is the turn back: that of ½‖turned‖² is x itself.
     assert_close(torch.autograd.grad(found.square().sum() / 2, x)[0], x)
@@ -65,16 +65,16 @@ def test_rotary_turns_points_in_the_plane(interleaved, start):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary_scores_know_the_distance_alone(interleaved):
     rotary, query, key = Rotary(8, interleaved=interleaved), rand(1, 8), rand(1, 8, seed=3)
-    scores = [(rotary.turn(query, t + 4) * rotary.turn(key, t)).sum() for t in (0, 1, 500)]
+    scores = [(rotary.rotate(query, t + 4) * rotary.rotate(key, t)).sum() for t in (0, 1, 500)]
     assert_close(scores[1], scores[0])
     assert_close(scores[2], scores[0])
-    assert abs((rotary.turn(query, 5) * rotary.turn(key, 0)).sum() - scores[0]) > 1e-3
+    assert abs((rotary.rotate(query, 5) * rotary.rotate(key, 0)).sum() - scores[0]) > 1e-3
 
 
 def test_stretched_positions_by_their_definition():
     """Speeds of fast pairs stay, those of slow ones are divided, and in between rounds say how much."""
     known, slow, fast, factor = 23, 0.4, 2.5, 7.0
-    rotary = Rotary(10, base=50.0, stretch=Stretched(factor, known=known, slow=slow, fast=fast))
+    rotary = Rotary(10, base=50.0, scaling=RotaryScaling(factor, trained_length=known, slow=slow, fast=fast))
     x = rand(3, 10)
     kinds = set()
     for pair in range(5):
@@ -83,7 +83,7 @@ def test_stretched_positions_by_their_definition():
         kept = 1.0 if rounds >= fast else 0.0 if rounds <= slow else (rounds - slow) / (fast - slow)
         kinds.add(kept if kept in (0.0, 1.0) else 0.5)
         angle = 9 * (kept * speed + (1 - kept) * speed / factor)
-        found = rotary.turn(x, 7)[2, [pair, pair + 5]]
+        found = rotary.rotate(x, 7)[2, [pair, pair + 5]]
         first, second = x[2, pair], x[2, pair + 5]
         want = [
             first * math.cos(angle) - second * math.sin(angle),
@@ -91,15 +91,15 @@ def test_stretched_positions_by_their_definition():
         ]
         assert_close(found, torch.stack(want))
     assert kinds == {0.0, 0.5, 1.0}
-    assert "stretch=Stretched(factor=7.0, known=23, slow=0.4, fast=2.5)" in repr(rotary)
+    assert "scaling=RotaryScaling(factor=7.0, trained_length=23, slow=0.4, fast=2.5)" in repr(rotary)
 
 
 def test_rotary_tables_made_in_inference_mode_serve_training():
     rotary = Rotary(4, base=77.0)
     with torch.inference_mode():
-        rotary.turn(rand(3, 4), 0)
+        rotary.rotate(rand(3, 4), 0)
     x = rand(3, 4).requires_grad_()
-    rotary.turn(x, 0).sum().backward()
+    rotary.rotate(x, 0).sum().backward()
     assert x.grad is not None
 
 
@@ -135,7 +135,7 @@ def test_with_positions_the_order_counts(positions):
 
 def test_anything_with_the_two_methods_will_do():
     class Doubled:
-        def turn(self, x, start):
+        def rotate(self, x, start):
             return 2 * x
 
         def bias(self, mask):
@@ -150,14 +150,20 @@ def test_anything_with_the_two_methods_will_do():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Rotary(5), "Rotary turns pairs: size must be even, got 5"),
+        (lambda: Rotary(5), "Rotary rotates pairs: size must be even, got 5"),
         (lambda: Rotary(4, base=0.0), "base must be positive, got 0.0"),
-        (lambda: Rotary(4).turn(rand(3, 6)), r"queries and keys must be \[..., length, 4\], got \[3, 6\]"),
-        (lambda: Stretched(0.5, known=9), "factor must be at least 1, .* got factor=0.5, slow=1.0 and fast=4.0"),
-        (lambda: Stretched(2.0, known=9, slow=4.0), "fast above it, got factor=2.0, slow=4.0 and fast=4.0"),
-        (lambda: Stretched(2.0, known=0), "known must be a positive whole number, got 0"),
+        (lambda: Rotary(4).rotate(rand(3, 6)), r"queries and keys must be \[..., length, 4\], got \[3, 6\]"),
+        (
+            lambda: RotaryScaling(0.5, trained_length=9),
+            "factor must be at least 1, .* got factor=0.5, slow=1.0 and fast=4.0",
+        ),
+        (
+            lambda: RotaryScaling(2.0, trained_length=9, slow=4.0),
+            "fast above it, got factor=2.0, slow=4.0 and fast=4.0",
+        ),
+        (lambda: RotaryScaling(2.0, trained_length=0), "trained_length must be a positive whole number, got 0"),
         (lambda: Alibi(0), "heads must be a positive whole number, got 0"),
-        (lambda: Learned(0, 3), "room must be a positive whole number, got 0"),
+        (lambda: LearnedPositions(0, 3), "max_length must be a positive whole number, got 0"),
         (lambda: Sinusoidal(3)(rand(2)), r"x must be \[..., length, 3\], got \[2\]"),
     ],
 )
@@ -169,5 +175,5 @@ def test_what_does_not_fit_is_said(call, message):
 def test_tables_of_a_functionalized_call_are_not_kept():
     """Its tensors stand in for others, and would for ever."""
     rotary, x = Rotary(6, base=317.0), torch.randn(1, 2, 7, 6)
-    torch.func.functionalize(lambda x: rotary.turn(x, 0))(x)
-    assert not torch._is_functional_tensor(rotary.turn(x, 0))
+    torch.func.functionalize(lambda x: rotary.rotate(x, 0))(x)
+    assert not torch._is_functional_tensor(rotary.rotate(x, 0))

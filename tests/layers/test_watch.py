@@ -23,7 +23,7 @@ from regard.layers import (
     Rotary,
     SelfAttention,
 )
-from regard.layers.attending import Attend
+from regard.layers.attention import Attend
 
 BATCH, LENGTH, MEMORY, SIZE, HEADS = 2, 5, 7, 12, 3
 

@@ -40,7 +40,7 @@ def test_steps_of_a_language_model_are_the_whole_pass(make):
     tokens = torch.randint(23, (5, 17))
     with torch.inference_mode():
         whole = model(tokens).log_softmax(dim=-1)
-        cache = model.begin(tokens[:, :7], room=17)
+        cache = model.begin(tokens[:, :7], max_length=17)
         for place in range(7, 17):
             cache, found = model.step(cache, tokens[:, place])
             assert_close(found, whole[:, place], atol=1e-5, rtol=1e-5)
@@ -79,7 +79,7 @@ def test_a_translation_step_by_step_is_the_whole_pass():
     source, lengths, target = torch.randint(29, (5, 7)), torch.tensor([7, 1, 3, 6, 5]), torch.randint(23, (5, 11))
     with torch.inference_mode():
         whole = model(source, lengths, target).log_softmax(dim=-1)
-        state = model.begin(source, lengths, room=11)
+        state = model.begin(source, lengths, max_length=11)
         for place in range(11):
             state, found = model.step(state, target[:, place])
             assert_close(found, whole[:, place], atol=1e-5, rtol=1e-5)

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from regard.layers.cache import moved
+from regard.layers.cache import update_origin
 
 State = TypeVar("State")
 
@@ -127,7 +127,7 @@ class Fixed(Generic[State]):
 
     def select(self, rows: Tensor) -> "Fixed[State]":
         """The same part for these rows."""
-        source, new = moved(self.source, rows)
+        source, new = update_origin(self.source, rows)
         return Fixed(select(self.value, rows), source) if new else self
 
 

@@ -3,8 +3,8 @@
     Attention, SelfAttention                 one head, from one input to another or to itself
     MultiHeadAttention                       several heads, grouped queries, torch's layer and back
     ConvSelfAttention                        on a grid
-    Sinusoidal, Learned, Rotary, Alibi       positions; Stretched, Rotary's for longer sequences
-    FeedForward, gelu_tanh, swiglu, Gated    what a block does with each row alone
+    Sinusoidal, LearnedPositions, Rotary, Alibi       positions; RotaryScaling, Rotary's for longer sequences
+    FeedForward, gelu_tanh, swiglu, GatedActivation    what a block does with each row alone
     Block, Encoder, Decoder                  the Transformer's parts; pre_norm, post_norm, Dropout
     Cache, KeyValues                         keys and values kept for writing on
     watch                                    what any of them look at while a model runs
@@ -12,15 +12,13 @@
 Every layer has `look`, which says what it looks at. No layer keeps anything between calls.
 """
 
-from regard.layers.attending import Attend
-from regard.layers.attention import Attention, SelfAttention
+from regard.layers.attention import Attend, Attention, SelfAttention
 from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.conv import ConvSelfAttention
-from regard.layers.dropout import Dropout
-from regard.layers.feed_forward import FeedForward, Gated, gelu_tanh, swiglu
+from regard.layers.feed_forward import Dropout, FeedForward, GatedActivation, gelu_tanh, swiglu
 from regard.layers.multi_head import MultiHeadAttention
-from regard.layers.positions import Alibi, Learned, Positions, Rotary, Sinusoidal, Stretched
+from regard.layers.positions import Alibi, LearnedPositions, Positions, Rotary, RotaryScaling, Sinusoidal
 from regard.layers.watch import watch
 
 __all__ = [
@@ -35,15 +33,15 @@ __all__ = [
     "Dropout",
     "Encoder",
     "FeedForward",
-    "Gated",
+    "GatedActivation",
     "KeyValues",
-    "Learned",
+    "LearnedPositions",
     "MultiHeadAttention",
     "Positions",
     "Rotary",
+    "RotaryScaling",
     "SelfAttention",
     "Sinusoidal",
-    "Stretched",
     "gelu_tanh",
     "post_norm",
     "pre_norm",

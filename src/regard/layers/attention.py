@@ -2,33 +2,82 @@
 
     q = W_q x      k = W_k s      v = W_v s      f(x) = Σᵢ α(q, kᵢ) vᵢ
 
-x `[..., N_Q, size]` asks, s `[..., N_X, key_size]` is looked at: their lengths differ freely, and so do their
-sizes. The score may be any (`regard.scores`, or a callable `(query, key) -> [..., q, k]`).
+x `[..., q, size]` gives the queries, s `[..., k, key_size]` the keys and values. Lengths and sizes may differ. The
+score may be any of `regard.scores`, or a callable `(query, key) -> [..., q, k]`.
+
+`Attend` is the call of `regard.attend` as a module: all attention layers hold one, and `regard.watch` hooks into it. It
+receives the final queries, keys and values: after projections, positions and the cache.
 """
 
 import torch
 from torch import Tensor, nn
 
-from regard.attend import Look
-from regard.checks import positive
-from regard.layers.attending import Attend
-from regard.layers.checks import check_rows
+from regard.attend import Look, attend, look
+from regard.checks import check_rows, fraction, positive
 from regard.masks import Mask
 from regard.scores import Score, scaled_dot
+
+
+class Attend(nn.Module):
+    """`regard.attend` with a fixed score and dropout: `[..., q, v]`.
+
+    With groups, query is `[batch, heads, q, d]`, key and value are `[batch, heads / groups, k, …]`, and each key head
+    serves `groups` neighbouring query heads (Ainslie et al. 2023). Weights are dropped in training only.
+
+    >>> import torch
+    >>> query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 4)
+    >>> Attend(groups=2)(query, key, value).shape
+    torch.Size([2, 6, 5, 4])
+    """
+
+    def __init__(self, score: Score = scaled_dot, dropout: float = 0.0, groups: int = 1) -> None:
+        super().__init__()
+        if not callable(score):
+            raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
+        self.score = score
+        self.dropout = fraction("dropout", dropout)
+        self.groups = positive("groups", groups)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self.groups > 1:
+            if query.shape[-2] == 1 and mask is None and not dropout and query.shape[:-3] == key.shape[:-3]:
+                # A single query attends to all keys: the query heads of a group become the queries of one head,
+                # which saves the copies of the keys. [batch, heads, 1, d] -> [batch, heads / groups, groups, d]
+                rows = query.reshape(*key.shape[:-2], self.groups, query.shape[-1])
+                mean = attend(rows, key, value, score=self.score)
+                return mean.reshape(*query.shape[:-1], mean.shape[-1])  # [batch, heads, 1, v]
+            key, value = self._repeat_heads(key), self._repeat_heads(value)
+        return attend(query, key, value, score=self.score, mask=mask, dropout=dropout)
+
+    def look(self, query: Tensor, key: Tensor, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
+        """The weights `[..., q, k]`, or the `top` largest of each query; without dropout."""
+        key = self._repeat_heads(key)
+        if top is None:
+            return look(query, key, score=self.score, mask=mask)
+        return look(query, key, score=self.score, mask=mask, top=top)
+
+    def _repeat_heads(self, x: Tensor) -> Tensor:
+        """Each key head once for each query head of its group: `[batch, heads, k, d]`."""
+        return x if self.groups == 1 else x.repeat_interleave(self.groups, dim=-3)
+
+    def extra_repr(self) -> str:
+        score = "" if isinstance(self.score, nn.Module) else f"score={self.score!r}, "
+        return f"{score}dropout={self.dropout:g}" + (f", groups={self.groups}" if self.groups > 1 else "")
 
 
 class Attention(nn.Module):
     """Queries from one input, keys and values from another.
 
-    size         of each row that asks
-    key_size     of each row that is looked at; `size` where it is not given
-    head_size    of queries and keys, the sources' query depth; `size` where it is not given
-    value_size   of values, and so of the output; `size` where it is not given
-    score        one of `regard.scores`, or any callable; a module among them learns with the layer
-    dropout      the share of weights dropped in training
+    size         size of the rows that queries are made from
+    key_size     size of the rows that keys and values are made from; default: `size`
+    head_size    size of queries and keys (the query depth); default: `size`
+    value_size   size of values, and so of the output; default: `size`
+    score        one of `regard.scores`, or any callable; a module is trained with the layer
+    dropout      fraction of the weights dropped in training
 
-    x `[..., q, size]` and source `[..., k, key_size]` give `[..., q, value_size]`. How many rows ask and how
-    many are looked at differ freely; the order of what is looked at plays no part.
+    x `[..., q, size]` and source `[..., k, key_size]` give `[..., q, value_size]`. The order of the source's rows does
+    not matter.
 
     >>> import torch, regard
     >>> layer = Attention(8, 6, score=regard.scores.Additive(8, 8, hidden=5))
@@ -59,15 +108,15 @@ class Attention(nn.Module):
         self.attend = Attend(score, dropout)
 
     def forward(self, x: Tensor, source: Tensor, *, mask: Mask | None = None) -> Tensor:
-        query, key = self.projected(x, source)
+        query, key = self._project(x, source)
         mean: Tensor = self.attend(query, key, self.value(source), mask)
         return mean
 
     def look(self, x: Tensor, source: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
-        """What it looks at: all weights `[..., q, k]`, or the `top` largest of each query as a `Look`."""
-        return self.attend.look(*self.projected(x, source), mask, top)
+        """All weights `[..., q, k]`, or the `top` largest of each query as a `Look`."""
+        return self.attend.look(*self._project(x, source), mask, top)
 
-    def projected(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys."""
         check_rows("x", x, self.size)
         check_rows("source", source, self.key_size)
@@ -75,12 +124,12 @@ class Attention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """A set that looks at itself: queries, keys and values all come from x `[..., n, size]`.
+    """Self-attention of a set: queries, keys and values are all made from x `[..., n, size]`.
 
     The arguments are those of `Attention`; the three projections are one matrix, `projection`. It is
-    permutation-equivariant: where the rows are put in another order, so are the outputs, and nothing else
-    changes. Add positions (`regard.layers.Sinusoidal`) where the order is to count, and give a mask
-    (`regard.masks.causal`) where the output at t is not to change with what comes after t.
+    permutation-equivariant: if the rows of x are permuted, the outputs are permuted in the same way. Add positions
+    (`regard.layers.Sinusoidal`) where the order must count, and a mask (`regard.masks.causal`) where the output at t
+    must not depend on what comes after t.
 
     >>> import torch
     >>> layer, x = SelfAttention(4), torch.randn(5, 4)
@@ -108,15 +157,15 @@ class SelfAttention(nn.Module):
         self.attend = Attend(score, dropout)
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
-        mean: Tensor = self.attend(*self.projected(x), mask)
+        mean: Tensor = self.attend(*self._project(x), mask)
         return mean
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
-        """What it looks at: all weights `[..., n, n]`, or the `top` largest of each query as a `Look`."""
-        query, key, _ = self.projected(x)
+        """All weights `[..., n, n]`, or the `top` largest of each query as a `Look`."""
+        query, key, _ = self._project(x)
         return self.attend.look(query, key, mask, top)
 
-    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values."""
         check_rows("x", x, self.size)
-        return torch.split(self.projection(x), self.sizes, dim=-1)
+        return torch.split(self.projection(x), self.sizes, dim=-1)  # [..., n, head_size] twice, [..., n, value_size]

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import Look
-from regard.checks import positive
+from regard.checks import check_rows, positive
 from regard.layers.cache import BlockCache, Cache
-from regard.layers.checks import check_rows
-from regard.layers.dropout import Dropout
 from regard.layers.fast_decode import Steps
+from regard.layers.feed_forward import Dropout
 from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
@@ -190,7 +189,7 @@ class Decoder(Stack):
     >>> make = lambda: Block(MultiHeadAttention(16, heads=4), FeedForward(16), cross=MultiHeadAttention(16, heads=4))
     >>> decoder, x, memory = Decoder(2, make).eval(), torch.randn(3, 5, 16), torch.randn(3, 7, 16)
     >>> whole = decoder(x, memory)
-    >>> cache = decoder.cache(room=5)
+    >>> cache = decoder.cache(max_length=5)
     >>> with torch.inference_mode():
     ...     steps = [decoder(x[:, t : t + 1], memory, cache=cache) for t in range(5)]
     >>> bool(torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-5))
@@ -210,7 +209,7 @@ class Decoder(Stack):
 
         mask          beside the causal one, such as `padding(lengths)`
         memory_mask   which rows of the memory may be looked at
-        cache         from `cache(room)`: x then stands behind what was given with it before
+        cache         from `cache(max_length)`: x then stands behind what was given with it before
         """
         kept = cache.blocks if cache else [None] * len(self.blocks)
         if len(kept) != len(self.blocks):
@@ -225,7 +224,7 @@ class Decoder(Stack):
                     return stepped
             return self.run(x, memory, mask, memory_mask, kept)
         except BaseException:
-            cache.back(start)  # some blocks have read the new rows, and some have not
+            cache.truncate(start)  # some blocks have read the new rows, and some have not
             raise
 
     def run(
@@ -256,9 +255,9 @@ class Decoder(Stack):
             rows = quick(rows, memory, memory_mask, own)
         return self.norm(rows.unsqueeze(1))  # type: ignore[no-any-return]
 
-    def cache(self, room: int) -> Cache:
+    def cache(self, max_length: int) -> Cache:
         """An empty cache for sequences of at most so many rows."""
-        return Cache(len(self.blocks), room)
+        return Cache(len(self.blocks), max_length)
 
     def look(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Mask | None = None, top: int | None = None

@@ -1,12 +1,13 @@
-"""Keys and values kept for writing on: what was read before is not read again.
+"""Cached keys and values for decoding: a token that was read once is not read again.
 
-The room is made once, `[batch, 2, heads, room, size]`; each step writes its rows behind those before and is given
-views of all so far. Nothing grows, nothing is copied but the new rows. Answers equal the full pass.
+The memory for them is allocated once, `[batch, 2, heads, max_length, size]`. Each step writes its rows behind the
+earlier ones and gets views of all so far; only the new rows are copied. Outputs equal those of one full pass.
 
-A beam's hypotheses change places within their sentence at every step. What is made of the sentence is the same for all
-of them: it is copied only where rows are repeated or leave (`moved`).
+In a beam search, hypotheses change rows within their sentence at every step. What was computed from the sentence is the
+same for all of them: it is copied only when rows are repeated or removed (`update_origin`).
 
-A cache is for one run of calls: `Decoder.cache(room)` makes it, the caller passes it to each. No layer keeps it.
+A cache belongs to one run of calls: `Decoder.cache(max_length)` makes it, and the caller passes it to each call. No
+layer stores it.
 """
 
 from collections.abc import Sequence
@@ -19,75 +20,75 @@ from regard.checks import positive
 
 
 class KeyValues:
-    """The keys and values of one layer, for sequences that grow together.
+    """The cached keys and values of one layer, for sequences that grow together.
 
-    room   how many positions there is room for; where it is not given, as many as come first
+    max_length   number of positions; default: the length of the first rows
 
     >>> import torch
-    >>> kept = KeyValues(room=8)
+    >>> cached = KeyValues(max_length=8)
     >>> for _ in range(3):
-    ...     key, value = kept.append(torch.randn(2, 4, 1, 16), torch.randn(2, 4, 1, 16))
-    >>> key.shape, kept.length
+    ...     key, value = cached.append(torch.randn(2, 4, 1, 16), torch.randn(2, 4, 1, 16))
+    >>> key.shape, cached.length
     (torch.Size([2, 4, 3, 16]), 3)
     """
 
-    def __init__(self, room: int | None = None) -> None:
-        self.room = None if room is None else positive("room", room)
+    def __init__(self, max_length: int | None = None) -> None:
+        self.max_length = None if max_length is None else positive("max_length", max_length)
         self.length = 0
-        self.store: Tensor | None = None  # [batch, 2, heads, room, size], made when the first rows come
+        self.store: Tensor | None = None  # [batch, 2, heads, max_length, size], allocated with the first rows
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """New rows `[batch, heads, new, size]` are kept; all so far, `[batch, heads, length, size]`, come back."""
+        """Add new rows `[batch, heads, new, size]`; returns all so far, `[batch, heads, length, size]` each."""
         if key.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("a cache keeps no history for gradients: use it under torch.inference_mode()")
+            raise RuntimeError("a cache stores no history for gradients: use it under torch.inference_mode()")
         if key.shape != value.shape:
-            raise ValueError(f"keys and values must have one shape, got {list(key.shape)} and {list(value.shape)}")
+            raise ValueError(f"keys and values must have the same shape, got {list(key.shape)} and {list(value.shape)}")
         batch, *rest = key.shape
-        place = self.make_place((batch, 2, *rest), key)
-        place.select(1, 0).copy_(key)
-        place.select(1, 1).copy_(value)
-        return self.everything()
+        target = self._reserve((batch, 2, *rest), key)
+        target.select(1, 0).copy_(key)
+        target.select(1, 1).copy_(value)
+        return self._views()
 
     def append_both(self, both: Tensor) -> tuple[Tensor, Tensor]:
         """The same for keys and values in one tensor, `[batch, 2, heads, new, size]`, without gradients."""
-        self.make_place(both.shape, both).copy_(both)
-        return self.everything()
+        self._reserve(both.shape, both).copy_(both)
+        return self._views()
 
-    def make_place(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Where new keys and values `[batch, 2, heads, new, size]` go in the store."""
+    def _reserve(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """The part of the store for new keys and values `[batch, 2, heads, new, size]`; they count from now on."""
         batch, _, heads, new, size = shape
         start, end = self.length, self.length + new
-        room = self.store.shape[3] if self.store is not None else self.room or new
-        if end > room:
-            raise ValueError(f"the cache has room for {room} positions, got a sequence of {end}")
+        max_length = self.store.shape[3] if self.store is not None else self.max_length or new
+        if end > max_length:
+            raise ValueError(f"the cache is for at most {max_length} positions, got a sequence of {end}")
         if self.store is None:
             with torch.inference_mode(False):  # so that it can be written to in any mode
-                self.store = like.new_empty(batch, 2, heads, room, size)
+                self.store = like.new_empty(batch, 2, heads, max_length, size)
         elif batch != self.store.shape[0]:
-            raise ValueError(f"the cache holds {self.store.shape[0]} sequences, got {batch}")
+            raise ValueError(f"the cache is for {self.store.shape[0]} sequences, got {batch}")
         self.length = end
         return self.store.narrow(3, start, new)
 
-    def everything(self) -> tuple[Tensor, Tensor]:
-        """All so far, `[batch, heads, length, size]` each."""
+    def _views(self) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, `[batch, heads, length, size]` each."""
         if self.store is None:
             raise RuntimeError("the cache is empty")
         key, value = self.store.narrow(3, 0, self.length).unbind(1)
         return key, value
 
-    def all(self) -> tuple[Tensor, Tensor] | None:
-        """The same, or None where nothing has come yet."""
-        return None if self.store is None else self.everything()
+    def get(self) -> tuple[Tensor, Tensor] | None:
+        """All keys and values so far, `[batch, heads, length, size]` each; None if there are none."""
+        return None if self.store is None else self._views()
 
-    def back(self, length: int) -> None:
-        """Forget what was kept behind so many positions."""
+    def truncate(self, length: int) -> None:
+        """Forget all but the first positions, this many."""
         self.length = min(self.length, length)
         if not self.length:
             self.store = None
 
     @torch.no_grad()
     def select(self, rows: Tensor) -> None:
-        """Keep these sequences, in this order; one may be taken several times."""
+        """Reorder the sequences: row i becomes the former row `rows[i]`; rows may be repeated or left out."""
         if self.store is None:
             return
         chosen = self.store.narrow(3, 0, self.length).index_select(0, rows)
@@ -97,47 +98,47 @@ class KeyValues:
         self.store.narrow(3, 0, self.length).copy_(chosen)
 
 
-def moved(source: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
-    """Which of the first rows each of these is a copy of, `[rows]`, and whether any becomes another by that.
+def update_origin(origin: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
+    """The new origin `[rows]` after a selection of rows, and whether it differs from the old one.
 
-    source   the same of the rows so far; None where nothing was selected yet
+    origin[i] is the first row that row i is a copy of; None before the first selection.
 
     >>> import torch
-    >>> moved(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 3, 2]))
+    >>> update_origin(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 3, 2]))
     (tensor([0, 0, 1, 1]), False)
     """
-    now = rows if source is None else source[rows]
-    return now, source is None or not torch.equal(now, source)
+    new = rows if origin is None else origin[rows]
+    return new, origin is None or not torch.equal(new, origin)
 
 
-class Kept:
-    """Tensors of a state that no step changes, with the rows first.
+class FixedTensors:
+    """Tensors of a decoding state that no step changes, rows first: copied only if a selection changes their rows.
 
     >>> import torch
-    >>> memory = Kept(torch.tensor([[1.0], [2.0]])).select(torch.tensor([0, 0, 1, 1]))
+    >>> memory = FixedTensors(torch.tensor([[1.0], [2.0]])).select(torch.tensor([0, 0, 1, 1]))
     >>> memory.select(torch.tensor([1, 1, 3, 2])) is memory
     True
     """
 
-    def __init__(self, *tensors: Tensor, source: Tensor | None = None) -> None:
+    def __init__(self, *tensors: Tensor, origin: Tensor | None = None) -> None:
         self.tensors = tensors
-        self.source = source  # [rows]  which of the first rows each is a copy of
+        self.origin = origin  # [rows], see `update_origin`
 
-    def select(self, rows: Tensor) -> "Kept":
-        """The same for these rows."""
-        source, new = moved(self.source, rows)
-        if not new:
+    def select(self, rows: Tensor) -> "FixedTensors":
+        """The tensors of these rows."""
+        origin, changed = update_origin(self.origin, rows)
+        if not changed:
             return self
-        return Kept(*(tensor.index_select(0, rows) for tensor in self.tensors), source=source)
+        return FixedTensors(*(tensor.index_select(0, rows) for tensor in self.tensors), origin=origin)
 
 
 class BlockCache(NamedTuple):
-    """What one block keeps: what its self-attention has read, and what its cross-attention made of the memory.
+    """The cache of one block: of its self-attention, and of its cross-attention to the memory.
 
     >>> import torch
-    >>> kept = BlockCache(KeyValues(room=8), KeyValues())
-    >>> _ = kept.own.append(torch.randn(2, 4, 3, 16), torch.randn(2, 4, 3, 16))
-    >>> kept.own.length, kept.memory.length
+    >>> cache = BlockCache(KeyValues(max_length=8), KeyValues())
+    >>> _ = cache.own.append(torch.randn(2, 4, 3, 16), torch.randn(2, 4, 3, 16))
+    >>> cache.own.length, cache.memory.length
     (3, 0)
     """
 
@@ -146,41 +147,41 @@ class BlockCache(NamedTuple):
 
 
 class Cache:
-    """The keys and values of every block of a `Decoder`; the memory is projected once.
+    """The cached keys and values of every block of a `Decoder`; the memory is projected once.
 
-    Greedy writing and sampling only pass it on; a beam also has it `select` the sequences it goes on with.
+    Greedy decoding and sampling only pass it on; a beam search also calls `select` for the sequences it continues with.
 
-    >>> cache = Cache(blocks=2, room=8)
-    >>> cache.length, cache.room
+    >>> cache = Cache(blocks=2, max_length=8)
+    >>> cache.length, cache.max_length
     (0, 8)
     """
 
-    def __init__(self, blocks: int, room: int) -> None:
-        self.room = positive("room", room)
-        self.blocks = [BlockCache(KeyValues(room), KeyValues()) for _ in range(positive("blocks", blocks))]
-        self.source: Tensor | None = None  # [sequences]  which of the first ones each is a copy of
-        self.steps: Any = None  # the blocks taken apart for single rows, see `regard.layers.fast_decode`
+    def __init__(self, blocks: int, max_length: int) -> None:
+        self.max_length = positive("max_length", max_length)
+        self.blocks = [BlockCache(KeyValues(max_length), KeyValues()) for _ in range(positive("blocks", blocks))]
+        self.origin: Tensor | None = None  # [sequences], see `update_origin`
+        self.steps: Any = None  # the blocks prepared for single rows, see `regard.layers.fast_decode`
 
     @property
     def length(self) -> int:
-        """How many positions have been read."""
+        """Number of positions read so far."""
         return self.blocks[0].own.length
 
-    def back(self, length: int) -> None:
-        """Forget what was read behind so many positions; behind none, also what was made of the memory."""
+    def truncate(self, length: int) -> None:
+        """Forget all but the first positions, this many; with 0, also the projected memory."""
         for own, memory in self.blocks:
-            own.back(length)
+            own.truncate(length)
             if not length:
-                memory.back(0)
+                memory.truncate(0)
         if not length:
-            self.source = self.steps = None
+            self.origin = self.steps = None
 
     def select(self, rows: Tensor) -> None:
-        """Keep the sequences of these numbers, `[sequences]`, in this order; one may be taken several times."""
+        """Reorder the sequences: sequence i becomes the former `rows[i]`; rows may be repeated or left out."""
         if not self.length:
-            return  # there is nothing yet
-        self.source, new = moved(self.source, rows)
+            return  # nothing is cached yet
+        self.origin, changed = update_origin(self.origin, rows)
         for own, memory in self.blocks:
             own.select(rows)
-            if new:
+            if changed:
                 memory.select(rows)

@@ -1,8 +1,9 @@
-"""Self-attention in a convolutional network: each cell of a grid looks at all others (Zhang et al. 2019, section 3).
+"""Self-attention in a convolutional network: each cell of a grid attends to all cells (Zhang et al. 2019, section 3).
 
     q, k, v = 1×1 convolutions of x        f(x) = x + gain · W_o attend(q, k, v)
 
-x `[batch, channels, height, width]`. The gain starts at 0: a trained network it is put into is not disturbed.
+x `[batch, channels, height, width]`. The gain starts at 0: inserted into a trained network, the layer first changes
+nothing.
 """
 
 import torch
@@ -10,19 +11,19 @@ from torch import Tensor, nn
 
 from regard.attend import Look
 from regard.checks import positive
-from regard.layers.attending import Attend
+from regard.layers.attention import Attend
 from regard.masks import Mask
 
 
 class ConvSelfAttention(nn.Module):
-    """Every cell of a grid looks at every cell, and the answer is added with a learned gain that starts at 0.
+    """Self-attention over the cells of a grid, added to the grid with a learned gain that starts at 0.
 
-    channels   of the grid, in and out
-    size       of queries, keys and values, over all heads; `channels` where it is not given
-    heads      how many; they must divide `size`
+    channels   channels of the grid, in and out
+    size       size of queries, keys and values, all heads together; default: `channels`
+    heads      number of heads; must divide `size`
 
-    x `[batch, channels, height, width]` gives the same shape; height and width may be any. Cells are numbered
-    row by row: cell (y, x) is number y · width + x in masks and in what `look` gives.
+    x `[batch, channels, height, width]`, of any height and width, gives the same shape. Cells are numbered row by row:
+    cell (y, x) has index y · width + x in masks and in the result of `look`.
 
     >>> import torch
     >>> layer, x = ConvSelfAttention(6, size=4, heads=2), torch.randn(2, 6, 3, 5)
@@ -43,20 +44,20 @@ class ConvSelfAttention(nn.Module):
         self.gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
-        mean = self.attend(*self.projected(x), mask)  # [batch, heads, cells, d]
+        mean = self.attend(*self._project(x), mask)  # [batch, heads, cells, d]
         grid = mean.mT.flatten(1, 2).unflatten(-1, x.shape[-2:])  # [batch, size, height, width]
         return x + self.gain * self.output(grid)  # type: ignore[no-any-return]
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
-        """What each cell looks at: weights `[batch, heads, cells, cells]`, or the `top` largest of each as a `Look`."""
-        query, key, _ = self.projected(x)
+        """All weights `[batch, heads, cells, cells]`, or the `top` largest of each cell as a `Look`."""
+        query, key, _ = self._project(x)
         return self.attend.look(query, key, mask, top)
 
-    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values, `[batch, heads, cells, d]` each."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
-        every = self.input(x).flatten(2).unflatten(1, (3, self.heads, -1)).mT  # [batch, 3, heads, cells, d]
-        return every.unbind(1)  # type: ignore[no-any-return]
+        qkv = self.input(x).flatten(2).unflatten(1, (3, self.heads, -1)).mT  # [batch, 3, heads, cells, d]
+        return qkv.unbind(1)  # type: ignore[no-any-return]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.checks import hooks_of, is_plain_linear
 from regard.engines.one_query import attend_one, fits
 from regard.layers.cache import BlockCache, KeyValues
-from regard.layers.checks import bare, hooks_of
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import MultiHeadAttention
 from regard.masks import Mask
@@ -61,8 +61,8 @@ class Looking:
             key, value = kept.append_both(new)
         else:
             start = kept.length
-            query = self.positions.turn(query, start)
-            key, value = kept.append(self.positions.turn(new.select(1, 0), start), new.select(1, 1))
+            query = self.positions.rotate(query, start)
+            key, value = kept.append(self.positions.rotate(new.select(1, 0), start), new.select(1, 1))
         if kept.store is not None and fits(query, kept.store):
             return self.output(attend_one(query.squeeze(2), kept.store, kept.length).view(rows, -1))
         if self.kv_heads != self.heads:  # the heads of a group are taken for so many queries of one head
@@ -111,7 +111,7 @@ def is_usual(block: Any) -> bool:
         and attention.packed
         and attention.attend.score is scaled_dot
         and (attention.positions is None or attention.positions.bias(None) is None)
-        and all(map(bare, linears(block)))
+        and all(map(is_plain_linear, linears(block)))
     )
 
 

@@ -1,4 +1,6 @@
-"""What a block does with each row alone: W₂ activation(W₁ x + b₁) + b₂ (Vaswani et al. 2017, equation 2).
+"""What a block does with each row by itself: feed-forward and dropout.
+
+    W₂ activation(W₁ x + b₁) + b₂        (Vaswani et al. 2017, equation 2)
 
 An activation is a callable: torch's `functional.relu`, `functional.gelu`, one of those below, or any other.
 """
@@ -10,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.checks import positive
-from regard.layers.checks import bare, check_rows
+from regard.checks import check_rows, fraction, is_plain_linear, positive
+from regard.ops.hashed_dropout import add_dropped, dropped
 from regard.ops.recomputed_linear import activated_linear
 
 Activation = Callable[[Tensor], Tensor]
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its formula with tanh, as GPT-2 has it (Hendrycks and Gimpel 2016, section 2).
+    """GELU in its tanh approximation, as in GPT-2 (Hendrycks and Gimpel 2016, section 2).
 
     >>> import torch
     >>> gelu_tanh(torch.tensor([0.0, 2.0])).round(decimals=2).tolist()
@@ -28,13 +30,13 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Gated:
-    """activation(a) ∘ b, where x = [a; b]: a gate and what passes it (Shazeer 2020).
+class GatedActivation:
+    """activation(a) ∘ b for x = [a; b], the gated linear units of Shazeer 2020.
 
     x `[..., 2 · hidden]` gives `[..., hidden]`; `FeedForward` makes its first matrix twice as wide for it.
 
     >>> import torch
-    >>> Gated(torch.relu)(torch.tensor([1.0, 2.0, 5.0, 7.0])).tolist()
+    >>> GatedActivation(torch.relu)(torch.tensor([1.0, 2.0, 5.0, 7.0])).tolist()
     [5.0, 14.0]
     """
 
@@ -42,35 +44,35 @@ class Gated:
     parts = 2
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, passing = x.chunk(2, dim=-1)
-        return self.activation(gate) * passing
+        gate, gated = x.chunk(2, dim=-1)
+        return self.activation(gate) * gated
 
 
-swiglu = Gated(functional.silu)
+swiglu = GatedActivation(functional.silu)
 """silu(a) ∘ b: the activation of Llama's feed-forward."""
 
-PLAIN = (functional.gelu, functional.relu, functional.silu, torch.relu, torch.tanh, torch.sigmoid, gelu_tanh)
-PLAIN_MODULES = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
+DETERMINISTIC = (functional.gelu, functional.relu, functional.silu, torch.relu, torch.tanh, torch.sigmoid, gelu_tanh)
+DETERMINISTIC_MODULES = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 
 
-def is_plain(activation: Activation) -> bool:
-    """Whether it is known to have no parameters and to draw no random numbers, so that it can be computed again."""
-    if isinstance(activation, Gated):
-        return is_plain(activation.activation)
+def is_recomputable(activation: Activation) -> bool:
+    """Whether an activation has no parameters and no random numbers, so that backward may compute it again."""
+    if isinstance(activation, GatedActivation):
+        return is_recomputable(activation.activation)
     if getattr(activation, "inplace", False):
-        return False  # what went in would be gone
-    return activation in PLAIN or type(activation) in PLAIN_MODULES
+        return False  # it overwrites the input that backward needs
+    return activation in DETERMINISTIC or type(activation) in DETERMINISTIC_MODULES
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them, on each row alone.
+    """Two linear maps with an activation between them, on each row by itself.
 
-    size         of a row, in and out
-    hidden       between the two; 4 · size where it is not given
-    activation   any callable; `swiglu` and other `Gated` ones have a first matrix twice as wide
+    size         size of a row, in and out
+    hidden       size between the two maps; default: 4 · size
+    activation   any callable; `swiglu` and other `GatedActivation`s have a first matrix twice as wide
 
-    x `[..., length, size]` gives the same shape. For backward it keeps what goes into the activation, and
-    not what comes out, where the activation is one it knows.
+    x `[..., length, size]` gives the same shape. Backward stores the input of the activation and computes its output
+    again, if the activation is known to be deterministic.
 
     >>> import torch
     >>> FeedForward(8, 24, activation=swiglu, bias=False)(torch.randn(2, 5, 8)).shape
@@ -88,10 +90,39 @@ class FeedForward(nn.Module):
         self.input = nn.Linear(size, hidden * getattr(activation, "parts", 1), bias=bias)
         self.activation = activation
         self.output = nn.Linear(hidden, size, bias=bias)
-        self.plain = is_plain(activation)
+        self.recompute = is_recomputable(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         check_rows("x", x, self.size)
-        if self.plain and bare(self.output):
+        if self.recompute and is_plain_linear(self.output):
             return activated_linear(self.input(x), self.output.weight, self.output.bias, self.activation)
         return self.output(self.activation(self.input(x)))  # type: ignore[no-any-return]
+
+
+class Dropout(nn.Module):
+    """Dropout that stores no mask: by itself, or on a branch that is added to x.
+
+    In training a fraction of the numbers is set to 0 and the others are scaled up. Which ones follows from a hash of
+    their index and a seed from torch's generator (`regard.ops.hashed_dropout`). x `[..., size]`.
+
+    >>> import torch
+    >>> drop = Dropout(0.5)
+    >>> sorted(set(drop(torch.ones(100, 10)).flatten().tolist()))
+    [0.0, 2.0]
+    >>> bool((drop.eval()(torch.ones(3)) == 1).all())
+    True
+    """
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = fraction("dropout", dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropped(x, self.dropout) if self.training else x
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """x + dropout(branch)."""
+        return add_dropped(x, branch, self.dropout if self.training else 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{self.dropout:g}"

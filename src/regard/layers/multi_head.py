@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attend import Look
-from regard.checks import positive
-from regard.layers.attending import Attend
+from regard.checks import check_rows, is_plain_linear, positive
+from regard.layers.attention import Attend
 from regard.layers.cache import KeyValues
-from regard.layers.checks import bare, check_rows
 from regard.layers.positions import Positions
 from regard.masks import Mask, both, causal, parts_of, shifted
 from regard.scores import Score, scaled_dot
@@ -79,9 +78,9 @@ class MultiHeadAttention(nn.Module):
         self.head_size = size // heads if head_size is None else positive("head_size", head_size)
         self.key_size = size if key_size is None else positive("key_size", key_size)
         self.value_size = self.key_size if value_size is None else positive("value_size", value_size)
-        if positions is not None and not (hasattr(positions, "turn") and hasattr(positions, "bias")):
+        if positions is not None and not (hasattr(positions, "rotate") and hasattr(positions, "bias")):
             got = type(positions).__name__
-            raise TypeError(f"positions must have the methods turn and bias, as Rotary and Alibi have, got {got}")
+            raise TypeError(f"positions must have the methods rotate and bias, as Rotary and Alibi have, got {got}")
         self.positions = positions
         query, key = heads * self.head_size, self.kv_heads * self.head_size
         self.rows = [query, key, key]  # of the packed matrix
@@ -139,7 +138,7 @@ class MultiHeadAttention(nn.Module):
         if self.positions is not None:
             raise ValueError("positions are for self-attention, got a source to look at")
         query = self.split(self.part(0, x), self.heads)
-        kept = cache.all() if cache else None
+        kept = cache.get() if cache else None
         if kept is None:
             kept = self.of_source(x if source is None else source, values)
             if cache:
@@ -154,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         every = self.split(self.input(x), self.heads + 2 * self.kv_heads)
         both_kinds, value = torch.split(every, [self.heads + self.kv_heads, self.kv_heads], dim=1)
         if self.positions is not None:
-            both_kinds, mask = self.positions.turn(both_kinds, start), self.positions.bias(mask)
+            both_kinds, mask = self.positions.rotate(both_kinds, start), self.positions.bias(mask)
         query, key = torch.split(both_kinds, [self.heads, self.kv_heads], dim=1)
         if cache:
             key, value = cache.append(key, value)
@@ -181,7 +180,7 @@ class MultiHeadAttention(nn.Module):
         if not self.packed:
             return (self.query, self.key, self.value)[number](x)  # type: ignore[no-any-return]
         rows = slice(sum(self.rows[:number]), sum(self.rows[: end or number + 1]))
-        if not bare(self.input):
+        if not is_plain_linear(self.input):
             return self.input(x)[..., rows]  # type: ignore[no-any-return]
         return functional.linear(x, self.input.weight[rows], None if self.input.bias is None else self.input.bias[rows])
 

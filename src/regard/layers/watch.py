@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard.attend import Look
 from regard.checks import positive
-from regard.layers.attending import Attend
+from regard.layers.attention import Attend
 from regard.layers.torch_interop import torch_look
 
 Seen = dict[str, list[Tensor | Look]]

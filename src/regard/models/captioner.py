@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.checks import positive
-from regard.layers.dropout import Dropout
+from regard.layers.feed_forward import Dropout
 from regard.models.looking import Draw, Maps, Regions, Walk, walk
 from regard.models.transformer import check_tokens
 from regard.ops.cross_entropy import cross_entropy
@@ -109,7 +109,7 @@ class CaptionDecoder(nn.Module):
         return self.embedding.num_embeddings
 
     @property
-    def reader(self) -> tuple[Tensor, Tensor]:
+    def output_weights(self) -> tuple[Tensor, Tensor]:
         """What `logits` reads rows by: weight `[vocabulary, size]` and bias."""
         return self.read.weight, self.read.bias
 
@@ -181,12 +181,12 @@ class CaptionDecoder(nn.Module):
         smoothing   the share of each target that is given to all words alike
         """
         real = real_words(words)
-        told, (weight, bias) = self.rows(grid, words[:, :-1]), self.reader
+        told, (weight, bias) = self.rows(grid, words[:, :-1]), self.output_weights
         cost = cross_entropy(told.rows[real], weight, words[:, 1:][real], bias, smoothing=smoothing)
         return cost + spread * unevenness(told.weights, real).sum() / real.sum() if spread else cost
 
-    def begin(self, grid: Tensor, room: int | None = None) -> Telling:
-        """The state that captions of `[images, cells, channels]` are written from; it needs no room."""
+    def begin(self, grid: Tensor, max_length: int | None = None) -> Telling:
+        """The state that captions of `[images, cells, channels]` are written from; `max_length` is not used."""
         key, grid, state = self.seen(grid)
         return Telling(*state, Regions(key, grid))
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.checks import positive
-from regard.layers.checks import share
+from regard.checks import fraction, positive
 from regard.models.captioner import CaptionDecoder, real_words, unevenness
 from regard.models.looking import Draw
 from regard.weighing import Weighing, hard
@@ -76,7 +75,7 @@ class HardCaptionDecoder(CaptionDecoder):
             dropout=dropout,
             tied=tied,
         )
-        self.samples, self.expected = positive("samples", samples), share("expected", expected)
+        self.samples, self.expected = positive("samples", samples), fraction("expected", expected)
         self.reward, self.entropy, self.soft_steps = reward, entropy, soft_steps
         self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("baseline", -torch.tensor(float(vocabulary)).log())  # of words that are all alike

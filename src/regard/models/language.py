@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.layers import Block, Cache, Decoder, FeedForward, Learned, MultiHeadAttention
+from regard.layers import Block, Cache, Decoder, FeedForward, LearnedPositions, MultiHeadAttention
 from regard.layers.feed_forward import Activation, gelu_tanh
 from regard.models.transformer import Embedding
 
@@ -68,9 +68,9 @@ class LanguageModel(nn.Module):
         logits = self(tokens[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    def begin(self, tokens: Tensor, room: int | None = None) -> Cache:
+    def begin(self, tokens: Tensor, max_length: int | None = None) -> Cache:
         """The state that decoding goes on from, when tokens `[batch, length]` have been read; they may be none."""
-        cache = self.decoder.cache(self.context if room is None else min(room, self.context))
+        cache = self.decoder.cache(self.context if max_length is None else min(max_length, self.context))
         if tokens.shape[-1]:
             self.rows(tokens, cache)
         return cache
@@ -115,7 +115,7 @@ def language_model(
         return nn.LayerNorm(size, bias=bias)
 
     model = LanguageModel(
-        Embedding(vocabulary, size, positions=Learned(context, size), dropout=dropout),
+        Embedding(vocabulary, size, positions=LearnedPositions(context, size), dropout=dropout),
         Decoder(blocks, block, norm=norm(size)),
         context=context,
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
-from regard.layers.cache import Kept
+from regard.layers.cache import FixedTensors
 from regard.layers.feed_forward import Activation
 from regard.layers.watch import watch
 from regard.masks import padding
@@ -27,8 +27,8 @@ class Embedding(nn.Module):
     """Tokens as rows: a vector for each token, and where it stands.
 
     vocabulary   how many tokens there are, counted from 0
-    positions    what adds a vector for the place, such as `Sinusoidal(size)` or `Learned(room, size)`; None where the
-                 attention knows places itself
+    positions    adds a vector for each position, such as `Sinusoidal(size)` or `LearnedPositions(length, size)`; None
+                 if the attention has positions itself
     types        how many kinds of segments there are (BERT's two sentences); 0 for none
     norm         what the sum goes through
     scale        what the tokens' vectors are multiplied by; √size in the first Transformer
@@ -100,7 +100,7 @@ def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
 class Reading(NamedTuple):
     """What decoding keeps of a sentence that is being translated."""
 
-    kept: Kept  # the memory [rows, length, size] and its lengths [rows]
+    kept: FixedTensors  # the memory [rows, length, size] and its lengths [rows]
     cache: Cache
 
 
@@ -155,10 +155,10 @@ class Transformer(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Scores of all tokens."""
-        return functional.linear(rows, *self.reader)
+        return functional.linear(rows, *self.output_weights)
 
     @property
-    def reader(self) -> tuple[Tensor, Tensor | None]:
+    def output_weights(self) -> tuple[Tensor, Tensor | None]:
         """What logits are read with: a weight `[vocabulary, size]`, and a bias `[vocabulary]` or None."""
         if self.read is None:
             return self.target.token.weight, None
@@ -174,9 +174,9 @@ class Transformer(nn.Module):
         weights: list[Any] = [found for [found] in seen.values()]  # [batch, heads, target, source] each
         return torch.cat(weights, dim=1).mean(dim=1)
 
-    def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> Reading:
         """The state that decoding starts from, with room for so many tokens."""
-        return Reading(Kept(self.encode(source, lengths), lengths), self.decoder.cache(room))
+        return Reading(FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length))
 
     def step(self, state: Reading, tokens: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""

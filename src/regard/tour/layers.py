@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.layers import Block, ConvSelfAttention, FeedForward, Learned, MultiHeadAttention, SelfAttention, Sinusoidal
+from regard.layers import (
+    Block,
+    ConvSelfAttention,
+    FeedForward,
+    LearnedPositions,
+    MultiHeadAttention,
+    SelfAttention,
+    Sinusoidal,
+)
 from regard.layers.watch import watch
 from regard.masks import causal
 from regard.tour.figures import draw_cells, draw_maps
@@ -85,8 +93,8 @@ def answers(letters: Tensor) -> Tensor:
 def two_rules(quick: bool) -> Iterator[Finding]:
     """What the heads of a trained block look at, where it is known what they should."""
     test, scores, models = torch.randint(len(LETTERS), (500, LENGTH)), [], []
-    for positions in (Learned(LENGTH, SIZE), nn.Identity()):
-        if isinstance(positions, Learned):
+    for positions in (LearnedPositions(LENGTH, SIZE), nn.Identity()):
+        if isinstance(positions, LearnedPositions):
             nn.init.normal_(positions.weight, std=0.5)
         model = Rules(positions)
         train(

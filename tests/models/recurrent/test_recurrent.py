@@ -124,7 +124,7 @@ def test_padding_does_not_matter(name):
 @named
 def test_logits_are_read_with_the_reader(name):
     model, batch = made(name), sentences()
-    weight, bias = model.reader
+    weight, bias = model.output_weights
     assert weight.shape == (TOKENS, model.rows(*batch).shape[-1])
     assert_close(model.rows(*batch) @ weight.T + bias, model(*batch))
     assert (weight is model.target.token.weight) == bool(MODELS[name][1].get("tied"))

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
+from regard.checks import fraction
 from regard.estimators.captioning.encoder import Sight
 from regard.estimators.common import check_between, check_choice, check_from_zero, check_whole
-from regard.layers.checks import share
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 
@@ -38,5 +38,5 @@ def check_settings(settings: Any) -> None:
     check_between(settings, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
     check_from_zero(settings, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
     check_from_zero(settings, reward=math.inf, entropy=math.inf)
-    share("soft_start", settings.soft_start)
-    share("expected", settings.expected)
+    fraction("soft_start", settings.soft_start)
+    fraction("expected", settings.expected)

@@ -165,7 +165,7 @@ def loss(model: Seq2Seq, batch: PairBatch, smoothing: float) -> Tensor:
     """The mean over all tokens that are to be said."""
     read, said = batch.target[:, :-1], batch.target[:, 1:]
     rows, real = model.rows(batch.source, batch.lengths, read), said != PADDING
-    weight, bias = model.reader
+    weight, bias = model.output_weights
     return cross_entropy(rows[real], weight, said[real], bias, smoothing=smoothing)
 
 

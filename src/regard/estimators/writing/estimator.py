@@ -221,7 +221,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
             ids = ids[-self.context :] if len(ids) < self.context else ids[-max(1, self.context // 2) :]
             now = min(length, self.context + 1 - len(ids))
             before = torch.tensor([ids])
-            cache = self.model_.begin(before[:, :-1], room=len(ids) + now)
+            cache = self.model_.begin(before[:, :-1], max_length=len(ids) + now)
             for token in sample(step, cache, before[:, -1], length=now, **settings):
                 ids.append(int(token))
                 piece = decode.step(self.tokenizer_, ids[-1])

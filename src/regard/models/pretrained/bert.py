@@ -6,7 +6,7 @@ masked words, are left.
 
 from torch import nn
 
-from regard.layers import Block, Encoder, FeedForward, Learned, MultiHeadAttention, post_norm
+from regard.layers import Block, Encoder, FeedForward, LearnedPositions, MultiHeadAttention, post_norm
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
 from regard.models.pretrained.weights import State, Weights, below, filled, hollow
 from regard.models.transformer import Embedding, TextEncoder
@@ -34,7 +34,7 @@ def build(settings: Settings, weights: Weights) -> TextEncoder:
         return nn.LayerNorm(size, eps=epsilon)
 
     with hollow():
-        positions = Learned(context, size)
+        positions = LearnedPositions(context, size)
         embedding = Embedding(vocabulary, size, positions=positions, types=types, norm=norm(size), dropout=added)
         model = TextEncoder(embedding, Encoder(blocks, block))
     state = {

@@ -5,7 +5,7 @@ Its matrices are stored `[in, out]`, the other way round than torch's.
 
 from torch import nn
 
-from regard.layers import Block, Decoder, FeedForward, Learned, MultiHeadAttention
+from regard.layers import Block, Decoder, FeedForward, LearnedPositions, MultiHeadAttention
 from regard.models.language import LanguageModel
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
 from regard.models.pretrained.weights import State, Weights, filled, hollow
@@ -36,7 +36,7 @@ def build(settings: Settings, weights: Weights) -> LanguageModel:
     tied = settings.flag("tie_word_embeddings", True)
     with hollow():
         model = LanguageModel(
-            Embedding(vocabulary, size, positions=Learned(context, size), dropout=embedded),
+            Embedding(vocabulary, size, positions=LearnedPositions(context, size), dropout=embedded),
             Decoder(blocks, block, norm=norm(size)),
             context=context,
             read=None if tied else nn.Linear(size, vocabulary, bias=False),

@@ -4,7 +4,17 @@ from typing import NamedTuple
 
 from torch import nn
 
-from regard.layers import Block, Decoder, FeedForward, Gated, MultiHeadAttention, Positions, Rotary, Stretched, swiglu
+from regard.layers import (
+    Block,
+    Decoder,
+    FeedForward,
+    GatedActivation,
+    MultiHeadAttention,
+    Positions,
+    Rotary,
+    RotaryScaling,
+    swiglu,
+)
 from regard.layers.feed_forward import Activation
 from regard.models.language import LanguageModel
 from regard.models.pretrained.settings import ACTIVATIONS, Settings
@@ -84,7 +94,7 @@ def build(settings: Settings, weights: Weights) -> LanguageModel:
         sizes,
         rotary(settings, sizes.head_size),
         tied=tied,
-        activation=Gated(settings.choice("hidden_act", "silu", ACTIVATIONS)),
+        activation=GatedActivation(settings.choice("hidden_act", "silu", ACTIVATIONS)),
         bias=bias,
         hidden_bias=hidden_bias,
         dropout=settings.dropout("attention_dropout", 0.0),
@@ -112,16 +122,16 @@ def rotary(settings: Settings, head_size: int) -> Rotary:
         kinds.add(kind)
         settings = settings._replace(values=settings.values | given)
     settings.only("partial_rotary_factor", 1.0)
-    stretch = stretched(settings) if "llama3" in kinds else None
-    return Rotary(head_size, base=settings.number("rope_theta", 10000.0), stretch=stretch)
+    scaling = rotary_scaling(settings) if "llama3" in kinds else None
+    return Rotary(head_size, base=settings.number("rope_theta", 10000.0), scaling=scaling)
 
 
-def stretched(settings: Settings) -> Stretched:
+def rotary_scaling(settings: Settings) -> RotaryScaling:
     """The positions' scaling of Llama 3.1, all of whose numbers must be there."""
     factor, slow, fast = map(settings.number, ("factor", "low_freq_factor", "high_freq_factor"))
     known = settings.size("original_max_position_embeddings")
     with settings.named():
-        return Stretched(factor, known=known, slow=slow, fast=fast)
+        return RotaryScaling(factor, trained_length=known, slow=slow, fast=fast)
 
 
 def block_of(weights: Weights, name: str, sizes: Sizes, bias: bool, hidden_bias: bool) -> State:

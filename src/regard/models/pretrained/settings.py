@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.nn import functional
 
-from regard.checks import is_number, positive
-from regard.layers.checks import share
+from regard.checks import fraction, is_number, positive
 from regard.layers.feed_forward import Activation, gelu_tanh
 
 CONFIG = "config.json"
@@ -64,7 +63,7 @@ class Settings(NamedTuple):
     def dropout(self, name: str, default: float) -> float:
         """A share that is dropped in training."""
         with self.named():
-            return share(name, self.get(name, default))
+            return fraction(name, self.get(name, default))
 
     def flag(self, name: str, default: bool) -> bool:
         """Yes or no."""

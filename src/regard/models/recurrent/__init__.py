@@ -8,10 +8,10 @@ All of them, and the Transformer, are called alike. source `[batch, n]` and targ
 behind; `lengths` `[batch]` say how much of each source counts; the target is what the decoder reads, start token first.
 
     rows(source, lengths, target)     [batch, m, size]        what is read out, teacher-forced, all steps
-    logits(rows)                      [..., vocabulary]       `reader` has its weight and bias
+    logits(rows)                      [..., vocabulary]       `output_weights` has its weight and bias
     forward(source, lengths, target)  [batch, m, vocabulary]  logits(rows(…))
     look(source, lengths, target)     [batch, m, n]           how each target position looked at the source
-    begin(source, lengths, room), step(state, last)           for `regard.decoding`
+    begin(source, lengths, max_length), step(state, last)     for `regard.decoding`
 """
 
 from regard.models.recurrent.bahdanau import Bahdanau, bahdanau

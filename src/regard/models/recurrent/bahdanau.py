@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import attend, look
-from regard.layers.cache import Kept
+from regard.layers.cache import FixedTensors
 from regard.masks import padding
 from regard.models.recurrent.cells import Cell, State, cell_step, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder
@@ -135,10 +135,10 @@ class Bahdanau(Recurrent):
         before = torch.cat([start[0].unsqueeze(1), states[:, :-1]], dim=1)
         return look(before, memory, score=self.score, mask=padding(lengths))
 
-    def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
-        """The state that decoding starts from; it needs no room."""
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> Reading:
+        """The state that decoding starts from; `max_length` is not used."""
         memory = self.encode(source, lengths)
-        return Reading(self.first(memory, lengths), Kept(memory, self.score.key_projection(memory), lengths))
+        return Reading(self.first(memory, lengths), FixedTensors(memory, self.score.key_projection(memory), lengths))
 
     def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""

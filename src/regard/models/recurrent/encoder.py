@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.checks import positive
-from regard.layers.checks import share
+from regard.checks import fraction, positive
 from regard.models.recurrent.cells import Cell, Weights, between, weights_of
 from regard.ops.additive import fusible
 from regard.ops.attentive_rnn import recurrence
@@ -43,7 +42,7 @@ class RecurrentEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden, self.both_ways = positive("hidden", hidden), both_ways
-        drop = share("dropout", dropout) if positive("layers", layers) > 1 else 0.0
+        drop = fraction("dropout", dropout) if positive("layers", layers) > 1 else 0.0
         self.rnn = cell(positive("size", size), hidden, layers, batch_first=True, bidirectional=both_ways, dropout=drop)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.attend import attend, look
 from regard.checks import positive
-from regard.layers.cache import Kept
+from regard.layers.cache import FixedTensors
 from regard.masks import Mask, both, padding
 from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder
@@ -208,12 +208,12 @@ class Luong(Recurrent):
         memory = self.encode(source, lengths)
         return self.attention.look(self.course(memory, lengths, target).state, memory, lengths)
 
-    def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
-        """The state that decoding starts from; it needs no room."""
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> Reading:
+        """The state that decoding starts from; `max_length` is not used."""
         memory = self.encode(source, lengths)
         read = memory.new_zeros(len(memory), self.output.out_features)
         layers = self.start(self.encoder.last(memory, lengths))
-        return Reading(layers, Kept(memory, lengths), (read, torch.zeros_like(lengths)))
+        return Reading(layers, FixedTensors(memory, lengths), (read, torch.zeros_like(lengths)))
 
     def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""

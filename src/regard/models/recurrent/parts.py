@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from regard.checks import positive
 from regard.layers import Dropout
-from regard.layers.cache import Kept
+from regard.layers.cache import FixedTensors
 from regard.models.recurrent.cells import State
 from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.models.transformer import Embedding
@@ -62,7 +62,7 @@ class Reading(NamedTuple):
     """What decoding keeps of a sentence that is being translated."""
 
     layers: list[State]  # the decoder's states
-    kept: Kept  # what the encoder gave
+    kept: FixedTensors  # what the encoder gave
     more: Any = None  # what else the next step needs of the last
 
 
@@ -93,10 +93,10 @@ class Recurrent(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Scores of all tokens."""
-        return functional.linear(rows, *self.reader)
+        return functional.linear(rows, *self.output_weights)
 
     @property
-    def reader(self) -> tuple[Tensor, Tensor | None]:
+    def output_weights(self) -> tuple[Tensor, Tensor | None]:
         """The weight `[vocabulary, size]` and the bias `[vocabulary]` of the logits."""
         return self.read.weight, self.read.bias
 

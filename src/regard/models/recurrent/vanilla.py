@@ -7,7 +7,7 @@
 
 from torch import Tensor, nn
 
-from regard.layers.cache import Kept
+from regard.layers.cache import FixedTensors
 from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
 from regard.models.recurrent.encoder import RecurrentEncoder
 from regard.models.recurrent.parts import DeepOutput, Reading, Recurrent, Start, ends, from_nothing
@@ -60,10 +60,10 @@ class Vanilla(Recurrent):
             " ask a bahdanau, luong or transformer model"
         )
 
-    def begin(self, source: Tensor, lengths: Tensor, room: int) -> Reading:
-        """The state that decoding starts from; it needs no room."""
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> Reading:
+        """The state that decoding starts from; `max_length` is not used."""
         context = self.encoder.last(self.encode(source, lengths), lengths)
-        return Reading(self.first(context), Kept(context))
+        return Reading(self.first(context), FixedTensors(context))
 
     def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
