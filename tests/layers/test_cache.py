@@ -176,7 +176,7 @@ def test_key_values_alone():
     assert kept.get() is None
     kept.select(torch.tensor([0]))
     key, value = rand(2, 3, 4, 5), rand(2, 3, 4, 5, seed=1)
-    with pytest.raises(ValueError, match=r"one shape, got \[2, 3, 4, 5\] and \[2, 3, 4, 4\]"):
+    with pytest.raises(ValueError, match=r"the same shape, got \[2, 3, 4, 5\] and \[2, 3, 4, 4\]"):
         kept.append(key, value[..., 1:])
     found = kept.append(key, value)
     assert_close(found, (key, value), rtol=0, atol=0)
