@@ -32,7 +32,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.harness import PROGRESS, SEED, Finding, lacking, note
 from regard.estimators import NadarayaWatson
-from regard.estimators.tables.bandwidth import left_out_error
+from regard.estimators.tables.bandwidth import leave_one_out_error
 
 TABLES = ("airfoil", "concrete", "yacht", "wine", "elevators", "pol", "kin40k")
 SPLITS = (0, 1, 2)
@@ -133,7 +133,7 @@ def learned_error(rows: Split, metric: str, order: int, scale: str) -> tuple[flo
         bandwidth="learn", metric=metric, order=order, scale=scale, random_state=SEED, verbose=PROGRESS.is_terminal
     ).fit(rows.X, rows.y)
     drawn = np.random.default_rng(SEED).permutation(len(rows.X))[:LEFT_OUT]
-    return left_out_error(model.smoother_, drawn), rows.error(model.predict(rows.test_X))
+    return leave_one_out_error(model.smoother_, drawn), rows.error(model.predict(rows.test_X))
 
 
 def neighbours(X: Array, y: Array) -> GridSearchCV:  # noqa: N803

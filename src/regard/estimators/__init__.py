@@ -10,8 +10,8 @@ from regard.estimators.bags.evidence import BagEvidence
 from regard.estimators.bags.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.estimators.captioning.estimator import Captioner
 from regard.estimators.captioning.evidence import CaptionEvidence
-from regard.estimators.evidence import Evidence
 from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
+from regard.estimators.tables.evidence import Evidence
 from regard.estimators.translation.estimator import Translator
 from regard.estimators.translation.evidence import Alignment
 from regard.estimators.translation.scores import TranslationScore

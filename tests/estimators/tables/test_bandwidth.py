@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:After 0.17:FutureWarning")
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_the_search_finds_what_statsmodels_finds(order):
+def test_the_search_is_as_good_as_statsmodels(order):
     x, y = table(rows=70, columns=1)
     theirs = KernelReg(y, x, "c", reg_type=["lc", "ll"][order], bw="cv_ls")
     ours = NadarayaWatson("cv", order=order).fit(x, y)
@@ -26,7 +26,7 @@ def test_the_search_finds_what_statsmodels_finds(order):
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_aicc_is_the_formula_and_its_minimum(order):
+def test_aicc_matches_the_formula_and_is_its_minimum(order):
     x, y = table(rows=70, columns=1)
 
     def aicc(bandwidth):
@@ -82,21 +82,7 @@ def test_categories_agree_with_statsmodels(ordered):
     assert np.isnan(best.marginal_effects(frame)[:, 1]).all()
 
 
-def test_a_category_never_seen_differs_from_all_unless_there_is_an_order():
-    frame = pd.DataFrame({"x": [0.0, 1.0, 0.0, 1.0], "colour": list("aabb")})
-    y = np.array([0.0, 1.0, 10.0, 11.0])
-    model = NadarayaWatson([0.3, 0.1]).fit(frame, y)
-    stranger = pd.DataFrame({"x": [0.0], "colour": ["z"]})
-    with pytest.warns(
-        UserWarning, match="column 'colour': 1 of 1 rows hold a category that was not in the training data"
-    ):
-        assert model.predict(stranger)[0] == pytest.approx(5.0, abs=0.1)
-    model = NadarayaWatson([0.3, 0.1], ordered=["colour"]).fit(frame, y)
-    with pytest.raises(ValueError, match="'z' was not in the training data"):
-        model.predict(stranger)
-
-
-def test_learning_works_beside_categories():
+def test_learning_works_with_categorical_columns():
     random = np.random.default_rng(0)
     x, colour = random.normal(size=(200, 2)), random.integers(0, 3, 200)
     y = np.sin(2 * x[:, 0]) + 2.0 * colour
@@ -110,7 +96,7 @@ def test_learning_works_beside_categories():
     assert turned.score(frame, y) > 0.95
 
 
-def test_one_seed_gives_one_result():
+def test_the_same_seed_gives_the_same_result():
     x, y = table(rows=150)
     first, second = (NadarayaWatson("learn", metric="full", random_state=3).fit(x, y).bandwidth_ for _ in range(2))
     assert (first == second).all()
@@ -118,7 +104,7 @@ def test_one_seed_gives_one_result():
 
 @pytest.mark.parametrize("bandwidth", ["aicc", "cv", "scott", "learn"])
 @pytest.mark.parametrize("scale", [None, "rank"])
-def test_only_the_proportions_of_weights_count_unless_they_count_rows(bandwidth, scale):
+def test_only_the_ratios_of_weights_matter(bandwidth, scale):
     x, y = table()
     weight = np.random.default_rng(0).uniform(0.5, 2, len(x))
     first, second = (
@@ -128,14 +114,14 @@ def test_only_the_proportions_of_weights_count_unless_they_count_rows(bandwidth,
     assert NadarayaWatson("aicc").fit(x, y, weight).predict(x) != pytest.approx(y, abs=1e-3)
 
 
-def test_too_few_rows_for_aicc_say_so():
+def test_aicc_raises_with_too_few_rows():
     x, y = table(rows=3)
     for metric in ("scalar", "diagonal"):
         with pytest.raises(ValueError, match="found no bandwidth to judge among 3 rows"):
             NadarayaWatson("aicc", metric=metric).fit(x, y)
 
 
-def test_what_was_learned_is_what_is_reported_and_saved(tmp_path):
+def test_the_learned_criterion_is_the_leave_one_out_error_and_is_saved(tmp_path):
     x, y = table(rows=120, columns=2)
     both = np.stack([y, 1000 * y], axis=1)
     model = NadarayaWatson("learn", metric="full", random_state=0).fit(x, both)
@@ -146,14 +132,52 @@ def test_what_was_learned_is_what_is_reported_and_saved(tmp_path):
     assert model.set_params(bandwidth=1.0, metric="scalar").fit(x, y).criterion_ is None
 
 
-def test_one_number_is_lambda_where_there_are_only_categories():
+def test_one_number_is_lambda_if_all_columns_are_categorical():
     frame = pd.DataFrame({"a": list("abc") * 20})
     assert NadarayaWatson(0.3).fit(frame, np.arange(60.0)).bandwidth_ == 0.3
     with pytest.raises(ValueError, match="between 0 and 1"):
         NadarayaWatson(0.9).fit(frame, np.arange(60.0))
 
 
-def test_columns_of_any_size_can_be_learned_from():
+def test_learning_works_for_columns_of_any_magnitude():
     x, y = table(rows=100)
     model = NadarayaWatson("learn", metric="diagonal").fit(x * [1e60, 1.0, 1e-60], y)
     assert model.score(x * [1e60, 1.0, 1e-60], y) > 0.7
+
+
+def test_equal_rows_see_each_other_when_one_is_left_out():
+    x, y = table(rows=40, columns=1)
+    twice, targets = np.vstack([x, x]), np.append(y, y)
+    model = NadarayaWatson("cv").fit(twice, targets)
+    assert np.isfinite(model.bandwidth_).all()
+    assert model.criterion_ < 0.01 * targets.var()  # the other twin knows
+    assert np.isfinite(NadarayaWatson("learn").fit(twice, targets).predict(twice)).all()
+
+
+def test_a_table_of_categorical_columns_only():
+    frame = pd.DataFrame({"a": list("xxyyzz") * 5, "b": list("uvuvuv") * 5})
+    y = np.arange(30.0) % 6
+    for settings in ({}, {"bandwidth": "cv"}, {"bandwidth": "learn"}, {"bandwidth": "cv", "scale": "rank"}):
+        model = NadarayaWatson(**settings).fit(frame, y)
+        assert model.predict(frame).shape == (30,)
+    assert_allclose(NadarayaWatson([0.0, 0.0]).fit(frame, y).predict(frame), y, atol=1e-12)
+
+
+def test_a_constant_column_and_one_row():
+    x, y = table(columns=2)
+    padded = np.hstack([x, np.full((len(x), 1), 7.0)])
+    assert_allclose(
+        NadarayaWatson("cv").fit(padded, y).predict(padded), NadarayaWatson("cv").fit(x, y).predict(x), rtol=0.05
+    )
+    for bandwidth in (None, 0.3, "silverman"):
+        assert NadarayaWatson(bandwidth).fit([[1.0, 2.0]], [3.0]).predict([[9.0, 9.0]]) == pytest.approx(3.0)
+    for bandwidth in ("cv", "aicc", "learn"):
+        with pytest.raises(ValueError, match="n_samples=1"):
+            NadarayaWatson(bandwidth).fit([[1.0, 2.0]], [3.0])
+
+
+@pytest.mark.parametrize("bandwidth", ["scott", 0.5, [0.5, 1.0, 2.0]])
+def test_a_metric_without_search_or_learning_raises(bandwidth):
+    x, y = np.random.default_rng(0).normal(size=(2, 30, 3))
+    with pytest.raises(ValueError, match="metric='diagonal' says what is searched or learned: it needs bandwidth='cv'"):
+        NadarayaWatson(bandwidth, metric="diagonal").fit(x, y[:, 0])

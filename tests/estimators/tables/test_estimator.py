@@ -1,25 +1,26 @@
-"""Kernel regression and classification: scikit-learn's checks, and the formulas."""
+"""Kernel regression and classification as scikit-learn estimators: checks, settings, wrong input, saving."""
 
 import math
 import pickle
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
-from helpers.kernel_cases import KERNELS, slowly, table
+import torch
+from helpers.kernel_cases import table
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV
-from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import regard
 from regard import NadarayaWatson, NadarayaWatsonClassifier
-from regard.estimators.tables import smoother as smoothing
 
 
 @parametrize_with_checks(
@@ -39,123 +40,13 @@ from regard.estimators.tables import smoother as smoothing
         )
     ),
 )
-def test_scikit_learn_finds_nothing(estimator, check):
+def test_scikit_learns_checks(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("order", [0, 1])
-def test_predictions_are_the_formula(kernel, order):
-    x, y = table()
-    query, _ = table(rows=37, seed=1)
-    bandwidth = np.array([1.9, 2.3, 3.1]) * (1.0 if kernel in ("gaussian", "laplace") else 1.5)
-    weight = np.random.default_rng(2).uniform(0.1, 3, len(x))
-    for given in (None, weight):
-        model = NadarayaWatson(bandwidth, kernel=kernel, order=order).fit(x, y, given)
-        expected = slowly(kernel, x, y, query, bandwidth, order, 1.0 if given is None else given)
-        assert_allclose(model.predict(query), expected, rtol=1e-6, atol=1e-9)
-
-
-def test_a_matrix_a_vector_and_a_number_are_the_same_bandwidth():
-    x, y = table()
-    expected = slowly("gaussian", x, y, x, 0.7)
-    for bandwidth in (0.7, [0.7] * 3, 0.7 * np.eye(3)):
-        assert_allclose(NadarayaWatson(bandwidth).fit(x, y).predict(x), expected, rtol=1e-9)
-    turned = np.array([[1.0, 0.5, 0.0], [0.0, 0.8, 0.2], [0.3, 0.0, 1.2]])
-    model = NadarayaWatson(turned).fit(x, y)
-    assert_allclose(
-        model.predict(x), slowly("gaussian", x @ np.linalg.inv(turned).T, y, x @ np.linalg.inv(turned).T, 1)
-    )
-
-
-def test_several_outputs_are_predicted_as_each_alone():
-    x, y = table()
-    both = np.stack([y, -3 * y + x[:, 0]], axis=1)
-    model = NadarayaWatson(0.5, order=1).fit(x, both)
-    assert model.predict(x).shape == (len(x), 2)
-    for column in range(2):
-        assert_allclose(model.predict(x)[:, column], NadarayaWatson(0.5, order=1).fit(x, both[:, column]).predict(x))
-
-
-def test_a_line_is_found_exactly_by_order_1_and_not_by_order_0():
-    x = np.linspace(0, 1, 40)[:, None]
-    y = 3 * x[:, 0] - 1
-    assert_allclose(NadarayaWatson(0.2, order=1).fit(x, y).predict(x), y, atol=1e-7)
-    assert abs(NadarayaWatson(0.2).fit(x, y).predict(x)[0] - y[0]) > 0.2  # the bias at the edge
-
-
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize(("kernel", "scale"), [("gaussian", None), ("laplace", "standard"), ("gaussian", "rank")])
-def test_marginal_effects_are_the_slope_of_the_prediction(order, kernel, scale):
-    x, y = table(rows=200)
-    model = NadarayaWatson(0.8, kernel=kernel, order=order, scale=scale).fit(x, y)
-    query = table(rows=11, seed=3)[0] * 0.5
-    effects = model.marginal_effects(query)
-    assert effects.shape == (11, 3)
-    for feature in range(3):
-        step = np.zeros(3)
-        step[feature] = 1e-6
-        slope = (model.predict(query + step) - model.predict(query - step)) / 2e-6
-        assert_allclose(effects[:, feature], slope, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("features", [1, 2, 5])
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [("gaussian", "gaussian"), ("laplace", "exponential"), ("epanechnikov", "epanechnikov"), ("boxcar", "tophat")],
-)
-def test_log_density_is_the_kernel_density(ours, theirs, features):
-    x, y = table(columns=features)
-    model = NadarayaWatson(1.3, kernel=ours).fit(x, y)
-    with np.errstate(divide="ignore"):
-        expected = KernelDensity(bandwidth=1.3, kernel=theirs).fit(x).score_samples(x * 1.1)
-    assert_allclose(model.log_density(x * 1.1), expected, rtol=1e-6)
-
-
-def test_tricube_is_a_density_too():
-    x = np.array([[0.0]])
-    grid = np.linspace(-2, 2, 4001)[:, None]
-    density = np.exp(NadarayaWatson(1.5, kernel="tricube").fit(x, [1.0]).log_density(grid))
-    assert density.sum() * 0.001 == pytest.approx(1.0, abs=1e-4)
-
-
-def test_the_spread_is_that_of_the_weighted_targets():
-    x, y = table()
-    mean, spread = NadarayaWatson(0.6).fit(x, y).predict(x, return_std=True)
-    for place in range(0, len(x), 7):
-        w = np.exp(-0.5 * (((x - x[place]) / 0.6) ** 2).sum(axis=1))
-        assert mean[place] == pytest.approx(np.average(y, weights=w))
-        assert spread[place] == pytest.approx(np.sqrt(np.average((y - mean[place]) ** 2, weights=w)))
-    line = 3 * x[:, 0] + 1
-    _, spread = NadarayaWatson(1.6, order=1).fit(x, line).predict(x * 0.3, return_std=True)
-    assert_allclose(spread, 0.0, atol=1e-6)  # nothing is left about a line
-
-
-def test_average_pooling_ignores_the_query():
-    x, y = table()
-    model = NadarayaWatson(kernel="constant").fit(x, y)
-    assert_allclose(model.predict(x * 100), y.mean())
-    assert_allclose(model.evidence(x[:2], top=3).weight, 1 / len(x))
-    assert_allclose(model.marginal_effects(x[:2]), 0.0)
-
-
-def test_a_score_of_the_users_own():
-    x, y = table()
-    ours = NadarayaWatson(0.6).fit(x, y)
-    for kernel in (regard.scores.Gaussian(0.6), lambda q, k: -0.5 * ((q[:, None] - k) / 0.6).square().sum(-1)):
-        model = NadarayaWatson(kernel=kernel).fit(x, y)
-        assert_allclose(model.predict(x), ours.predict(x), rtol=1e-6)
-        assert_allclose(model.evidence(x[:3], top=2).weight, ours.evidence(x[:3], top=2).weight, rtol=1e-6)
-        assert_allclose(model.predict(x, return_std=True)[1], ours.predict(x, return_std=True)[1], rtol=1e-6)
-    line = NadarayaWatson(kernel=regard.scores.Gaussian(0.9), order=1).fit(x, y)
-    assert_allclose(line.predict(x), NadarayaWatson(0.9, order=1).fit(x, y).predict(x), rtol=1e-4)
-    with pytest.raises(ValueError, match="cannot be saved"):
-        line.save("nowhere")
-
-
-def test_probabilities_are_the_weights_of_the_classes():
+def test_probabilities_are_the_summed_weights_of_the_classes():
     x, y = load_iris(return_X_y=True)
     model = NadarayaWatsonClassifier("cv", metric="diagonal").fit(x, y)
     assert model.score(x, y) > 0.95
@@ -180,28 +71,8 @@ def test_in_a_pipeline_and_a_grid_search():
     assert clone(model).bandwidth == 0.05
 
 
-def test_the_plan_says_which_engine_and_why():
-    x, y = table(rows=2000, columns=1)
-    model = NadarayaWatson().fit(x, y)
-    assert model.plan(x[:5]) == ("dense", "there are only 10,000 pairs")
-    many = np.random.default_rng(0).normal(size=(10_000, 1))
-    assert model.plan(many).engine == "gauss"
-    assert NadarayaWatson(kernel="laplace").fit(x, y).plan(many).engine == "pairs"
-    assert "score of your own" in NadarayaWatson(kernel=regard.scores.dot).fit(x, y).plan(x).why
-
-
-def test_widths_and_masses_are_those_of_the_kernels():
-    """By summing over a grid in one dimension."""
-    u = np.linspace(-40, 40, 800_001)
-    for name, kernel in KERNELS.items():
-        weight = kernel(np.abs(u))
-        kind = smoothing.KINDS[smoothing.KERNELS[name]]
-        assert math.exp(smoothing.log_mass(kind, 1)) == pytest.approx(weight.sum() * 1e-4, rel=1e-3)
-        assert smoothing.width_of(name, 1) == pytest.approx(np.sqrt(np.average(u**2, weights=weight)), rel=1e-3)
-
-
 @pytest.mark.parametrize("order", [0, 1])
-def test_the_score_of_rows_left_out_is_that_of_models_without_them(order):
+def test_left_out_score_matches_models_fitted_without_each_row(order):
     drawn = np.random.default_rng(1)
     x, weight = drawn.normal(size=(23, 2)), drawn.integers(1, 4, 23).astype(float)
     y = np.stack([np.sin(x[:, 0]), x[:, 1] ** 2], axis=1)
@@ -216,7 +87,7 @@ def test_the_score_of_rows_left_out_is_that_of_models_without_them(order):
         assert model.left_out_score() == pytest.approx(r2_score(y, np.stack(alone), sample_weight=weights), abs=1e-9)
 
 
-def test_classes_of_rows_left_out_are_counted():
+def test_left_out_score_of_a_classifier_is_its_accuracy():
     x, y = load_iris(return_X_y=True)
     model = NadarayaWatsonClassifier(bandwidth=0.5).fit(x, y)
     right = 0
@@ -224,5 +95,127 @@ def test_classes_of_rows_left_out_are_counted():
         others = np.arange(len(x)) != row
         right += NadarayaWatsonClassifier(bandwidth=0.5).fit(x[others], y[others]).predict(x[[row]])[0] == y[row]
     assert model.left_out_score() == pytest.approx(right / len(x))
-    with pytest.raises(ValueError, match="to leave a row out there must be two, got 1"):
+    with pytest.raises(ValueError, match="leaving a row out needs two rows, got 1"):
         NadarayaWatson(bandwidth=1.0).fit(x[:1], [1.0]).left_out_score()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bandwidth": 0.0}, "bandwidth must be positive, got 0.0"),
+        ({"bandwidth": -1}, "bandwidth must be positive"),
+        ({"bandwidth": [1.0, 2.0]}, "one for each of 3 columns, got 2"),
+        ({"bandwidth": np.zeros((3, 3))}, "must be invertible"),
+        ({"bandwidth": np.eye(2)}, r"must be \[3, 3\]"),
+        ({"bandwidth": {"a": 1}}, "bandwidth must be a number"),
+        ({"ordered": "grade"}, "ordered must be a list"),
+        ({"bandwidth": "best"}, "one of scott, silverman, cv, aicc, learn, got 'best'"),
+        ({"bandwidth": "cv", "metric": "full"}, "bandwidth='learn'"),
+        ({"kernel": "round"}, "kernel must be one of gaussian"),
+        ({"metric": "round"}, "metric must be one of scalar, diagonal, full"),
+        ({"order": 2}, "order must be 0"),
+        ({"scale": "log"}, "scale must be one of"),
+        ({"tol": -1}, "tol must be at least 0"),
+        ({"categorical": ["colour"]}, "there is no column 'colour'"),
+    ],
+)
+def test_wrong_settings_raise(settings, message):
+    x, y = table()
+    with pytest.raises(ValueError, match=message):
+        NadarayaWatson(**settings).fit(x, y)
+
+
+def test_missing_and_infinite_cells_raise_with_their_position():
+    x, y = table(columns=2)
+    frame = pd.DataFrame(x, columns=["length", "width"])
+    frame.loc[17, "width"] = np.nan
+    with pytest.raises(ValueError, match="first in column 'width', row 17"):
+        NadarayaWatson().fit(frame, y)
+    for bad in (np.nan, np.inf):
+        broken = x.copy()
+        broken[3, 1] = bad
+        with pytest.raises(ValueError, match=r"NaN|infinity"):
+            NadarayaWatson().fit(broken, y)
+        with pytest.raises(ValueError, match=r"NaN|infinity"):
+            NadarayaWatson().fit(x, y).predict(broken)
+    with pytest.raises(NotFittedError):
+        NadarayaWatson().predict(x)
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        NadarayaWatson().fit(x, y, np.zeros(len(x)))
+
+
+def test_a_loaded_model_is_equal_to_the_saved_one(tmp_path):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"x": random.normal(size=50), "colour": list("ab") * 25}, index=[f"row {n}" for n in range(50)]
+    )
+    target = pd.Series(random.normal(size=50), name="price")
+    for model in (
+        NadarayaWatson([0.3, 0.1], order=1, scale="rank").fit(frame, target, np.r_[0.0, random.uniform(1, 2, 49)]),
+        NadarayaWatson("learn", metric="full", scale="standard").fit(
+            frame[["x"]].assign(z=1.5 * frame["x"] ** 2), target
+        ),
+        NadarayaWatsonClassifier(0.4, kernel="tricube").fit(frame[["x"]], np.where(target > 0, "up", "down")),
+    ):
+        table = (
+            frame[["x"]].assign(z=1.5 * frame["x"] ** 2)
+            if model.n_features_in_ == 2 and model.metric == "full"
+            else frame
+        )
+        table = table[list(model.feature_names_in_)]
+        again = regard.load(model.save(tmp_path / "model"))
+        assert_allclose(again.smoother_.bandwidth, model.smoother_.bandwidth)
+        assert (again.predict(table) == model.predict(table)).all()
+        pd.testing.assert_frame_equal(again.evidence(table).to_frame(), model.evidence(table).to_frame())
+        assert again.get_params() == model.get_params()
+
+
+def test_a_model_does_not_change_with_the_callers_arrays(tmp_path):
+    x, y = table()
+    model = NadarayaWatson(0.5).fit(x, y)
+    before = model.predict(x)
+    evidence = model.evidence(x[:3]).to_frame()
+    query = x.copy()
+    x[:], y[:] = 0, 0
+    assert (model.predict(query) == before).all()
+    pd.testing.assert_frame_equal(model.evidence(query[:3]).to_frame(), evidence)
+    assert (regard.load(model.save(tmp_path / "model")).predict(query) == before).all()
+
+
+def test_columns_of_any_name_and_rows_of_any_label(tmp_path):
+    y = np.arange(6.0)
+    cells = pd.DataFrame(zip(np.arange(6.0), "ababab", np.arange(6) % 2 == 0, strict=True), columns=[0, 1, 7])
+    model = NadarayaWatson([0.5, 0.1, 0.1]).fit(cells, y)
+    assert_allclose(model.predict(cells), y, atol=0.5)
+    for index in (
+        pd.date_range("2026-01-01", periods=6),
+        pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]]),
+        pd.period_range("2026-01", periods=6, freq="M"),
+        ["x"] * 6,
+    ):
+        frame = pd.DataFrame({"x": np.arange(6.0)}, index=index)
+        model = NadarayaWatson(0.5, random_state=np.random.RandomState(0)).fit(frame, y)
+        again = regard.load(model.save(tmp_path / "model"))
+        pd.testing.assert_frame_equal(again.evidence(frame).to_frame(), model.evidence(frame).to_frame())
+
+
+def test_missing_values_raise_wherever_they_are():
+    x, y = table()
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        NadarayaWatson().fit([[1.0], [2.0], [3.0]], np.array([1.0, None, 2.0], dtype=object))
+    with pytest.raises(ValueError, match="got NaN or"):
+        NadarayaWatson(kernel=lambda q, k: torch.full((len(q), len(k)), math.nan).double()).fit(x, y).predict(x)
+    with pytest.raises(ValueError, match="categorical column '1', row 2"):
+        NadarayaWatson(1.0, categorical=[1]).fit(np.array([[1.0, 1], [2.0, 2], [3.0, np.nan]]), [0.0, 1, 2])
+    with pytest.raises(ValueError, match="column 'b' must hold numbers, got 'u'"):
+        NadarayaWatson(categorical=None).fit(pd.DataFrame({"a": [1.0, 2.0], "b": ["u", "v"]}), [0.0, 1.0])
+    for early in (lambda model: model.plan(x), lambda model: model.bandwidth_):
+        with pytest.raises(NotFittedError):
+            early(NadarayaWatson())
+
+
+def test_words_as_regression_targets_raise():
+    with pytest.raises(
+        ValueError, match="targets must be numbers, got 'lo': NadarayaWatsonClassifier predicts classes"
+    ):
+        NadarayaWatson().fit([[0.0], [1.0], [2.0]], ["lo", "hi", "lo"])

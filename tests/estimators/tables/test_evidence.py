@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from regard import NadarayaWatson
 
 
-def test_evidence_makes_the_prediction():
+def test_the_prediction_is_the_weighted_sum_of_the_evidence():
     x, y = table()
     query = x[:9] + 0.1
     for order in (0, 1):
@@ -32,7 +32,7 @@ def test_evidence_by_a_tree_is_the_same(monkeypatch):
         model = NadarayaWatson(0.7, kernel=kernel).fit(x, y)
         direct = model.evidence(x[:50] * 1.2, top=6)
         with monkeypatch.context() as patch:
-            patch.setattr("regard.estimators.tables.top_rows.TREE_FROM", 0)
+            patch.setattr("regard.estimators.tables.evidence.TREE_PAIRS", 0)
             tree = model.evidence(x[:50] * 1.2, top=6)
         assert_allclose(tree.weight, direct.weight, atol=1e-9)
         assert_allclose(tree.rest, direct.rest, atol=1e-9)
@@ -51,7 +51,7 @@ def test_evidence_as_a_frame_names_the_rows():
     assert found["weight"].sum() + found["rest"].iloc[0] == pytest.approx(1)
 
 
-def test_rows_without_weight_are_not_there_and_evidence_still_counts_all():
+def test_rows_of_weight_0_are_ignored_and_evidence_counts_them():
     x, y = table()
     weight = np.ones(len(x))
     weight[:40] = 0
@@ -60,7 +60,7 @@ def test_rows_without_weight_are_not_there_and_evidence_still_counts_all():
     assert model.evidence(x, top=3).index.min() >= 40
 
 
-def test_all_weights_of_too_many_rows_are_refused(monkeypatch):
+def test_all_weights_of_too_many_rows_raise(monkeypatch):
     x, y = table()
     model = NadarayaWatson(0.5).fit(x, y)
     monkeypatch.setattr("regard.estimators.evidence.WHOLE_LIMIT", 2 * 8 * 83 * 83 - 1)
@@ -72,7 +72,7 @@ def test_all_weights_of_too_many_rows_are_refused(monkeypatch):
             model.evidence(x, top=top)
 
 
-def test_evidence_makes_the_prediction_of_blind_rows_too(monkeypatch):
+def test_evidence_explains_the_prediction_of_a_query_without_visible_rows(monkeypatch):
     frame = pd.DataFrame({"x": [0.0, 5.0, 50.0, 50.0], "g": list("abaa")})
     model = NadarayaWatson([1.0, 0.3], kernel="epanechnikov").fit(frame, [1.0, 2.0, 3.0, 5.0])
     query = pd.DataFrame({"x": [2.9, 40.0], "g": ["a", "a"]})
@@ -81,7 +81,7 @@ def test_evidence_makes_the_prediction_of_blind_rows_too(monkeypatch):
     found = model.evidence(query, top=2)
     assert_allclose((found.weight * np.array([1.0, 2.0, 3.0, 5.0])[found.index]).sum(axis=1), [1.0, 4.0])
     model = NadarayaWatson(1.0, kernel="boxcar").fit(frame[["x"]], [1.0, 2.0, 3.0, 5.0])
-    monkeypatch.setattr("regard.estimators.tables.top_rows.TREE_FROM", 0)
+    monkeypatch.setattr("regard.estimators.tables.evidence.TREE_PAIRS", 0)
     found = model.evidence(query[["x"]], top=2)
     assert found.weight.tolist() == [[1.0, 0.0], [0.5, 0.5]]
     nothing = NadarayaWatson(kernel=lambda q, k: torch.full((len(q), len(k)), -math.inf).double())

@@ -20,7 +20,7 @@ from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_b
 from regard.data.columns import Scale, scale_of
 from regard.data.tables import pick
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
-from regard.estimators.evidence import check_room, checked_top
+from regard.estimators.evidence import check_memory, checked_top
 from regard.estimators.settings import restored_classes, saved_classes, saved_settings, target_names
 from regard.saving import jsonable, write
 
@@ -50,7 +50,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         """The `top` instances behind each prediction, by weight, and the weight of the rest; by default all."""
         bags, classes = self._read(X), getattr(self, "classes_", None)
         count = checked_top(top, int(bags.sizes.max(initial=0)), "instances")
-        check_room(len(bags), count, "bags", numbers=2 + (1 if classes is None else len(classes)))
+        check_memory(len(bags), count, "bags", numbers=2 + (1 if classes is None else len(classes)))
         return top_evidence(bags, *self._explain(bags), count, classes)
 
     def save(self, folder: str | Path) -> Path:

@@ -1,199 +1,326 @@
-"""Bandwidths by rule, and by search of a criterion over all rows.
+"""The bandwidth of a kernel regression: given in numbers, by a rule, by a search of a criterion, or learned.
 
     "scott"       σ · n^(-1/(d+4))
     "silverman"   σ · (n (d+2)/4)^(-1/(d+4))
     "cv"          least squares of every row predicted from the others: Σ weight · (y - f₋ᵢ(xᵢ))²
     "aicc"        log σ̂² + (1 + tr H/n) / (1 - (tr H + 2)/n)              (Hurvich, Simonoff and Tsai 1998)
+    "learn"       a metric by gradient descent on the leave-one-out error, see `metric_learning`
 
 Rules are for a Gaussian; another kernel gets the bandwidth at which it has the same standard deviation. λ of
-a categorical column shrinks as a variance does, n^(-2/(d+4)), from the largest it can be.
+a categorical column shrinks as a variance does, n^(-2/(d+4)), from the largest possible.
 
-A search goes over factors on the rule's bandwidths: one for all ("scalar"), or one for each column
-("diagonal"), from the best of the former on, by Powell's method.
+A search tries factors on the rule's bandwidths: one for all columns ("scalar"), or one for each ("diagonal"), starting
+at the best common factor, by Powell's method.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
 from scipy import optimize
 
-from regard.data.columns import counted, spread_of
-from regard.engines.kernel_sums.problem import Array, Pooled
-from regard.estimators.tables.smoother import Smoother, line, width_of
+from regard.data.columns import Columns, counted, spread_of
+from regard.engines.kernel_sums.problem import Moments, Pooled
+from regard.estimators.tables.metric_learning import Observations, learn_metric
+from regard.estimators.tables.smoother import (
+    KERNELS,
+    LEARNING_RIDGE,
+    Floats,
+    Indices,
+    Smoother,
+    fit_lines,
+    width_of,
+)
+from regard.kernels import Kernel, Mixed
 from regard.progress import ProgressBar
+from regard.training import History
 
+Bandwidth = float | Sequence[float] | Literal["scott", "silverman", "cv", "aicc", "learn"]
 RULES = ("scott", "silverman")
 SEARCHES = ("cv", "aicc")
+CHOICES = (*RULES, *SEARCHES, "learn")
 GRID = np.arange(-6, 6.5, 0.5)
-"""Powers of 2 times the rule's bandwidth that are tried first."""
-NARROWEST, WIDEST = -8.0, 14.0
-"""Powers of 2 that a single feature's factor may reach: the widest makes it count for nothing."""
-FAINTEST = -40.0
-"""The least for the odds of λ: there, other categories are not seen."""
-SPREADS = (1e-2, 1e-6, 1e-10)
-"""Ridges on the slopes of lines, of which the best is taken."""
-COARSE = 20_000
-"""Rows from which on every other point of the grid is left out."""
-PAIRS, PAIRS_APART = 1e9, 2.5e8
-"""Pairs in one trial of a search, for one factor and for many; of more rows, as many as that allows are left out
-in turn, drawn at random."""
+"""Powers of 2 times the rule's bandwidth that a search tries first."""
+COARSE_GRID_ROWS = 20_000
+"""Number of rows from which a search tries only every other point of the grid."""
+MIN_EXPONENT, MAX_EXPONENT = -8.0, 14.0
+"""Bounds on the exponent of a single feature's factor: at the upper one, the feature has no influence."""
+MIN_CATEGORY_EXPONENT = -40.0
+"""Lower bound on the exponent of the odds of λ: at it, other categories have no weight."""
+RIDGES = (1e-2, 1e-6, 1e-10)
+"""Ridges on the slopes of local lines, of which a search takes the best."""
+PAIRS, PAIRS_MANY_FACTORS = 1e9, 2.5e8
+"""Number of pairs in one trial of a search, for one factor and for many. Of more rows, a random sample that fits is
+left out in turn."""
 
 
-class Searched(NamedTuple):
-    """What a search came to."""
+class BandwidthChoice(NamedTuple):
+    """A smoother with its bandwidth."""
 
     smoother: Smoother
-    value: float  # the criterion there
+    criterion: float | None = None  # its value at the bandwidth, if one was minimised
+    history: tuple[History, ...] = ()  # one for each stage of learning
 
 
-def by_rule(smoother: Smoother, rule: str) -> Smoother:
-    """The rule's bandwidths."""
-    number, weight = smoother.number, smoother.weight
-    count = counted(weight, len(number))
-    features = max(1, number.shape[1])
+def choose_bandwidth(
+    smoother: Smoother, columns: Columns, bandwidth: Bandwidth, metric: str, seed: Callable[[], int], progress: bool
+) -> BandwidthChoice:
+    """The smoother with the requested bandwidth; on entry it has Scott's. `seed` is called only if it is needed."""
+    if metric != "scalar" and not (isinstance(bandwidth, str) and bandwidth in (*SEARCHES, "learn")):
+        raise ValueError(
+            f"metric={metric!r} says what is searched or learned: it needs bandwidth='cv' or 'aicc' for one a column,"
+            f" or 'learn' for a matrix too, got bandwidth={bandwidth!r}"
+        )
+    if not isinstance(bandwidth, str):
+        return BandwidthChoice(set_bandwidth(smoother, columns, bandwidth))
+    if smoother.kernel == "constant" or not (smoother.rows.numeric.shape[1] + len(smoother.category_bandwidth)):
+        return BandwidthChoice(smoother)
+    if bandwidth in RULES:
+        return BandwidthChoice(apply_rule(smoother, bandwidth))
+    if bandwidth in SEARCHES:
+        if metric == "full":
+            raise ValueError(f"metric='full' is learned by gradient: bandwidth='learn', got bandwidth={bandwidth!r}")
+        return search_bandwidth(smoother, bandwidth, metric, seed(), progress)
+    return learn_bandwidth(smoother, metric, seed(), progress)
+
+
+def set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -> Smoother:
+    """A bandwidth in numbers: one for all, one for each column, or a matrix for the numeric columns."""
+    try:
+        width = np.asarray(bandwidth, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"bandwidth must be a number, one a column, a matrix or a word, got {bandwidth!r}") from None
+    count, numeric = len(columns.names), smoother.rows.numeric.shape[1]
+    if width.ndim > 2 or not np.isfinite(width).all():
+        raise ValueError(f"bandwidth must be finite, one number, one a column or a matrix, got {bandwidth!r}")
+    if width.ndim == 2:
+        check_matrix(width, numeric)
+        return replace(smoother, bandwidth=width)
+    if width.ndim == 1 and len(width) != count:
+        raise ValueError(f"bandwidth must be one number or one for each of {count} columns, got {len(width)}")
+    if width.ndim == 0 and not width > 0:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth!r}")
+    if width.ndim == 0 and numeric:  # λ has another unit: categories keep that of the rule
+        return replace(smoother, bandwidth=np.full(numeric, float(width)))
+    width = np.broadcast_to(width, count)
+    category = width[columns.codes]
+    if (width[columns.numbers] <= 0).any() or (category < 0).any() or (category > max_category(smoother)).any():
+        raise ValueError(
+            "bandwidths must be positive, and those of categories between 0 and 1, or (c - 1)/c for c categories"
+            f" without order, got {bandwidth!r}"
+        )
+    return replace(smoother, bandwidth=width[columns.numbers], category_bandwidth=category)
+
+
+def check_matrix(width: Floats, numeric: int) -> None:
+    """A bandwidth matrix has a row and a column for each numeric column, and an inverse, whatever their units."""
+    if width.shape != (numeric, numeric):
+        raise ValueError(
+            f"a bandwidth matrix must be [{numeric}, {numeric}], one row a numeric column, got {list(width.shape)}"
+        )
+    size = np.abs(width).max(axis=1, keepdims=True)
+    if not (size > 0).all() or np.linalg.matrix_rank(width / size) < numeric:
+        raise ValueError(f"a bandwidth matrix must be invertible, got {width.tolist()}")
+
+
+def apply_rule(smoother: Smoother, rule: str) -> Smoother:
+    """The bandwidths of a rule of thumb, "scott" or "silverman"."""
+    numeric, weight = smoother.rows.numeric, smoother.weight
+    count = counted(weight, len(numeric))
+    features = max(1, numeric.shape[1])
     effective = count * (features + 2) / 4 if rule == "silverman" else count
     shrink = max(1.0, effective) ** (-1 / (features + 4))
-    width = spread_of(number, weight) * shrink / width_of(smoother.kernel, number.shape[1])
-    return replace(smoother, bandwidth=width, blur=most_blur(smoother) * shrink**2)
+    width = spread_of(numeric, weight) * shrink / width_of(smoother.kernel, numeric.shape[1])
+    return replace(smoother, bandwidth=width, category_bandwidth=max_category(smoother) * shrink**2)
 
 
-def most_blur(smoother: Smoother) -> Array:
-    """The largest λ: there, an unordered column says nothing, and an ordered one as little as it can."""
+def max_category(smoother: Smoother) -> Floats:
+    """The largest λ: there, an unordered column has no influence, and an ordered one the least it can have."""
     return np.where(smoother.ordered, 1.0, (smoother.levels - 1) / np.maximum(1, smoother.levels))
 
 
-def search(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> Searched:
-    """The bandwidth with the least criterion, and for lines the least spread. `smoother` holds the rule's."""
-    spreads = SPREADS if smoother.order == 1 else (smoother.spread,)
-    found = [search_with(replace(smoother, spread=spread), criterion, metric, seed, progress) for spread in spreads]
-    return min(found, key=lambda one: one.value)
+def leave_one_out(smoother: Smoother, rows: Indices) -> Pooled:
+    """Rows predicted from the others. A row is left out as a whole, whatever its weight."""
+    if smoother.order == 0:
+        return smoother.pool(smoother.rows[rows], smoother.value, rows)
+    moments = smoother.moments(smoother.rows[rows], smoother.value, rows)
+    return Pooled(fit_lines(moments, smoother.ridge).intercept, moments.log_weight)
 
 
-def search_with(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> Searched:
-    """The bandwidth with the least criterion."""
-    count, columns = smoother.number.shape
-    if count < 2:
-        raise ValueError(
-            f"bandwidth={criterion!r} needs two rows to compare bandwidths by, got n_samples={count}: give a number"
-        )
-    apart = metric == "diagonal" and columns > 1
-    strengths = len(smoother.blur)
-    most = PAIRS_APART if apart or strengths else PAIRS
-    rows = trial_rows(smoother, most, seed) if criterion == "cv" else np.arange(count)
-    judge = left_out_error if criterion == "cv" else corrected_aic
-    grid = GRID if count < COARSE else GRID[::2]
-    budget = len(grid) + 12 + (60 * (columns * apart + strengths) if apart or strengths else 0)
-    with ProgressBar(f"searching the bandwidth by {criterion}", budget, shown=progress) as bar:
-        trials = 0
+def leave_one_out_error(smoother: Smoother, rows: Indices) -> float:
+    """The mean squared error of rows that are predicted from the others, over all outputs: criterion "cv".
 
-        def trial(factors: Any) -> float:
-            nonlocal trials
-            trials += 1
-            value = judge(widened(smoother, factors), rows)
-            bar.note(done=min(trials, budget - 1), loss=value)
-            return math.inf if math.isnan(value) else value
-
-        best = one_factor(trial, grid, columns, strengths)
-        if not math.isfinite(trial(best)):
-            raise ValueError(
-                f"bandwidth={criterion!r} found no bandwidth to judge among {count} rows: AICc needs more rows than the"
-                " fit has degrees of freedom, and targets must not be so large that their squares overflow;"
-                " give a number"
-            )
-        if apart or strengths:
-            best = many_factors(trial, best, columns, strengths, apart)
-    return Searched(widened(smoother, best), judge(widened(smoother, best), rows))
-
-
-def widened(smoother: Smoother, factors: Array) -> Smoother:
-    """Bandwidths times powers of 2, one a feature; behind those, one for the odds of each λ."""
-    columns = smoother.number.shape[1]
-    odds = smoother.blur / np.maximum(most_blur(smoother) - smoother.blur, 1e-12) * 2.0 ** factors[columns:]
-    factor = 2.0 ** factors[:columns] if smoother.bandwidth.ndim == 1 else 2.0 ** factors[0]  # a matrix as a whole
-    return replace(smoother, bandwidth=smoother.bandwidth * factor, blur=most_blur(smoother) * odds / (1 + odds))
-
-
-def one_factor(trial: Callable[[Array], float], grid: Array, columns: int, strengths: int) -> Array:
-    """The best factor for all features together: on a grid, for the criterion has many dips, then around its best."""
-
-    def along(exponent: float) -> float:
-        return trial(np.append(np.full(columns, exponent), np.zeros(strengths)))
-
-    values = [along(exponent) for exponent in grid]
-    middle, step = float(grid[int(np.argmin(values))]), float(grid[1] - grid[0])
-    found = optimize.minimize_scalar(
-        along, bounds=(middle - step, middle + step), method="bounded", options={"maxiter": 12, "xatol": 0.005}
-    )
-    exponent = float(found.x) if found.fun <= min(values) else middle
-    return np.append(np.full(columns, exponent), np.zeros(strengths))
-
-
-def many_factors(trial: Callable[[Array], float], start: Array, columns: int, strengths: int, apart: bool) -> Array:
-    """The best factor of each feature, or of all together, and of each λ, from a good start on."""
-
-    def spread(free: Array) -> Array:
-        return free if apart else np.append(np.full(columns, free[0]), free[1:])
-
-    first = start if apart else np.append(start[:1], start[columns:])
-    found = optimize.minimize(
-        lambda free: trial(spread(free)),
-        first,
-        method="Powell",
-        bounds=[(NARROWEST, WIDEST)] * (len(first) - strengths) + [(FAINTEST, WIDEST)] * strengths,
-        options={"maxfev": 60 * len(first), "xtol": 0.01, "ftol": 1e-6},
-    )
-    return spread(found.x) if found.fun <= trial(start) else start
-
-
-def trial_rows(smoother: Smoother, pairs: float, seed: int) -> Array:
-    """The rows that are left out in turn: all, where that is not too long."""
-    count = len(smoother.number)
-    most = max(512, int(pairs / count))
-    if count <= most or smoother.plan(smoother.number, smoother.code).engine == "gauss":
-        return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
-
-
-def left_out_error(smoother: Smoother, rows: Array) -> float:
-    """The mean squared error of rows that are predicted from the others, over all outputs.
-
-    A row that sees no other counts as predicted by the average: by the nearest, a kernel too narrow would look good.
+    A row that sees no other is predicted by the mean: with the nearest row instead, too narrow a kernel would win.
     """
     value = smoother.value[rows]
-    mean, log_weight = left_out(smoother, rows)
+    mean, log_weight = leave_one_out(smoother, rows)
     centre = np.average(smoother.value, axis=0, weights=smoother.weight)
     mean = np.where((log_weight == -math.inf)[:, None], centre, mean)
     error = np.square(value - mean).mean(axis=1)
     return float(np.average(error, weights=None if smoother.weight is None else smoother.weight[rows]))
 
 
-def left_out(smoother: Smoother, rows: Array) -> Pooled:
-    """Rows predicted from the others; a row is left out whole, whatever its weight."""
-    number, code = smoother.number[rows], smoother.code[rows]
-    if smoother.order == 0:
-        return smoother.pool(number, code, smoother.value, rows)
-    found = smoother.moments(number, code, smoother.value, rows)
-    return Pooled(line(found, smoother.spread).level, found.log_weight)
+def left_out_rows(smoother: Smoother, pairs: float, seed: int) -> Indices:
+    """The rows to leave out in turn: all, or a random sample if all would be more than this number of pairs."""
+    count = len(smoother.rows)
+    most = max(512, int(pairs / count))
+    if count <= most or smoother.plan(smoother.rows).engine == "gauss":
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
 
 
-def corrected_aic(smoother: Smoother, rows: Array) -> float:
-    """AICc. Infinite where the fit has as many degrees of freedom as there are rows."""
-    number, code = smoother.number, smoother.code
+def corrected_aic(smoother: Smoother, rows: Indices) -> float:
+    """Criterion "aicc", over all rows. Infinite if the fit has as many degrees of freedom as there are rows."""
+    fitted: Pooled | Moments
     if smoother.order == 0:
-        found: Any = smoother.pool(number, code, smoother.value)
-        mean = found.mean
+        fitted = smoother.pool(smoother.rows, smoother.value)
+        mean = fitted.mean
     else:
-        found = smoother.moments(number, code, smoother.value)
-        mean = line(found, smoother.spread).level
-    count = len(number)
+        fitted = smoother.moments(smoother.rows, smoother.value)
+        mean = fit_lines(fitted, smoother.ridge).intercept
+    count = len(smoother.rows)
     weight = np.ones(count) if smoother.weight is None else smoother.weight * (count / smoother.weight.sum())
-    trace = float(smoother.leverage(number, code, found).sum())
+    trace = float(smoother.leverage(fitted).sum())
     if count - trace - 2 <= 0:
         return math.inf
     variance = np.average(np.square(smoother.value - mean), axis=0, weights=weight)
     least = 1e-20 * np.square(smoother.value - smoother.value.mean(axis=0)).mean(axis=0)
-    variance = np.maximum(variance, np.maximum(least, 1e-300))  # a perfect fit is as good as it gets
+    variance = np.maximum(variance, np.maximum(least, 1e-300))  # no log of 0 for a perfect fit
     return float(np.log(variance).mean() + (1 + trace / count) / (1 - (trace + 2) / count))
+
+
+def search_bandwidth(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> BandwidthChoice:
+    """The bandwidth of the least criterion, and for local lines the best ridge. On entry it is that of the rule."""
+    ridges = RIDGES if smoother.order == 1 else (smoother.ridge,)
+    searches = [search_factors(replace(smoother, ridge=ridge), criterion, metric, seed, progress) for ridge in ridges]
+    best, value = min(searches, key=lambda search: search[1])
+    return BandwidthChoice(best, value)
+
+
+def search_factors(
+    smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool
+) -> tuple[Smoother, float]:
+    """The bandwidth of the least criterion, and the criterion there."""
+    count, columns = smoother.rows.numeric.shape
+    if count < 2:
+        raise ValueError(
+            f"bandwidth={criterion!r} needs two rows to compare bandwidths by, got n_samples={count}: give a number"
+        )
+    separate = metric == "diagonal" and columns > 1
+    categories = len(smoother.category_bandwidth)
+    pairs = PAIRS_MANY_FACTORS if separate or categories else PAIRS
+    rows = left_out_rows(smoother, pairs, seed) if criterion == "cv" else np.arange(count)
+    evaluate = leave_one_out_error if criterion == "cv" else corrected_aic
+    grid = GRID if count < COARSE_GRID_ROWS else GRID[::2]
+    budget = len(grid) + 12 + (60 * (columns * separate + categories) if separate or categories else 0)
+    with ProgressBar(f"searching the bandwidth by {criterion}", budget, shown=progress) as bar:
+        trials = 0
+
+        def trial(exponents: Floats) -> float:
+            nonlocal trials
+            trials += 1
+            value = evaluate(scale_bandwidth(smoother, exponents), rows)
+            bar.note(done=min(trials, budget - 1), loss=value)
+            return math.inf if math.isnan(value) else value
+
+        best = search_one_factor(trial, grid, columns, categories)
+        if not math.isfinite(trial(best)):
+            raise ValueError(
+                f"bandwidth={criterion!r} found no bandwidth to judge among {count} rows: AICc needs more rows than the"
+                " fit has degrees of freedom, and targets must not be so large that their squares overflow;"
+                " give a number"
+            )
+        if separate or categories:
+            best = search_many_factors(trial, best, columns, categories, separate)
+    scaled = scale_bandwidth(smoother, best)
+    return scaled, evaluate(scaled, rows)
+
+
+def scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
+    """Bandwidths times powers of 2, one for each feature; after those, one for the odds of each λ."""
+    columns, largest = smoother.rows.numeric.shape[1], max_category(smoother)
+    odds = smoother.category_bandwidth / np.maximum(largest - smoother.category_bandwidth, 1e-12)
+    odds = odds * 2.0 ** exponents[columns:]
+    # A matrix is scaled as a whole.
+    factor = 2.0 ** exponents[:columns] if smoother.bandwidth.ndim == 1 else 2.0 ** exponents[0]
+    return replace(smoother, bandwidth=smoother.bandwidth * factor, category_bandwidth=largest * odds / (1 + odds))
+
+
+def search_one_factor(trial: Callable[[Floats], float], grid: Floats, columns: int, categories: int) -> Floats:
+    """The best common factor: first on a grid, for the criterion has many minima, then near the best of the grid."""
+
+    def exponents(exponent: float) -> Floats:
+        return np.append(np.full(columns, exponent), np.zeros(categories))
+
+    values = [trial(exponents(exponent)) for exponent in grid]
+    middle, step = float(grid[int(np.argmin(values))]), float(grid[1] - grid[0])
+    result = optimize.minimize_scalar(
+        lambda exponent: trial(exponents(exponent)),
+        bounds=(middle - step, middle + step),
+        method="bounded",
+        options={"maxiter": 12, "xatol": 0.005},
+    )
+    return exponents(float(result.x) if result.fun <= min(values) else middle)
+
+
+def search_many_factors(
+    trial: Callable[[Floats], float], start: Floats, columns: int, categories: int, separate: bool
+) -> Floats:
+    """The best factor of each feature (or one for all, unless `separate`) and of each λ, near a good start."""
+
+    def exponents(free: Floats) -> Floats:
+        return free if separate else np.append(np.full(columns, free[0]), free[1:])
+
+    first = start if separate else np.append(start[:1], start[columns:])
+    bounds = [(MIN_EXPONENT, MAX_EXPONENT)] * (len(first) - categories)
+    result = optimize.minimize(
+        lambda free: trial(exponents(free)),
+        first,
+        method="Powell",
+        bounds=bounds + [(MIN_CATEGORY_EXPONENT, MAX_EXPONENT)] * categories,
+        options={"maxfev": 60 * len(first), "xtol": 0.01, "ftol": 1e-6},
+    )
+    return exponents(result.x) if result.fun <= trial(start) else start
+
+
+def learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> BandwidthChoice:
+    """The metric by gradient descent on the leave-one-out error; then λ of the categories, by search."""
+    if len(smoother.rows) < 2:
+        raise ValueError(f"bandwidth='learn' needs two rows, got n_samples={len(smoother.rows)}: give a number")
+    if callable(smoother.kernel):
+        raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
+    history: tuple[History, ...] = ()
+    if smoother.rows.numeric.shape[1]:
+        smoother, history = learn_matrix(smoother, KERNELS[smoother.kernel], metric, seed, progress)
+    if len(smoother.category_bandwidth):
+        smoother = search_bandwidth(smoother, "cv", "scalar", seed, progress).smoother
+    return BandwidthChoice(smoother, leave_one_out_error(smoother, left_out_rows(smoother, PAIRS, seed)), history)
+
+
+def learn_matrix(
+    smoother: Smoother, kernel: type[Kernel], metric: str, seed: int, progress: bool
+) -> tuple[Smoother, tuple[History, ...]]:
+    """The smoother with a learned metric, and its history. Learning is in units of the rule's bandwidth."""
+    slope, jump = (torch.as_tensor(x) for x in smoother.penalty)
+    codes, unit = len(smoother.category_bandwidth), smoother.bandwidth
+    learned = learn_metric(
+        Observations(
+            torch.as_tensor(np.hstack([smoother.rows.numeric / unit, smoother.rows.codes])),
+            torch.as_tensor(smoother.value),
+            None if smoother.weight is None else torch.as_tensor(smoother.weight),
+            codes,
+        ),
+        start=torch.ones(len(unit), dtype=torch.float64),
+        metric=metric,
+        order=smoother.order,
+        make_score=(lambda width: Mixed(kernel(width), slope, jump)) if codes else kernel,
+        seed=seed,
+        progress=progress,
+    )
+    width = learned.bandwidth.numpy()
+    width = unit[:, None] * width if width.ndim == 2 else unit * width
+    return replace(smoother, bandwidth=width, ridge=LEARNING_RIDGE), learned.history

@@ -50,7 +50,7 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
 
 def quality(model: Any) -> list[str]:
     """How well rows are predicted from the others, beside what needs no model."""
-    if len(model.kept_) < 2:
+    if len(model.row_index_) < 2:
         return []
     score = model.left_out_score()
     if hasattr(model, "classes_"):

@@ -6,20 +6,20 @@ Every prediction can show its evidence: the training rows behind it, and their w
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from regard.estimators.settings import all_or_nothing, restored_classes, saved_classes, target_names
-from regard.estimators.tables.bandwidth_choice import Bandwidth
+from regard.estimators.tables.bandwidth import Bandwidth
 from regard.estimators.tables.base import Kernel, KernelEstimator
-from regard.estimators.tables.marginal_effects import slopes
-
-Array = Any
+from regard.estimators.tables.evidence import Labels
+from regard.estimators.tables.smoother import Floats, marginal_effects
 
 
 class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type: ignore[misc]
@@ -79,76 +79,79 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         )
         self.order = order
 
-    def smoothing_order(self) -> int:
+    def _order(self) -> int:
         return self.order
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Keep the rows [n, d] and targets [n] or [n, c], and find the bandwidth."""
-        name = target_names(y)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
+        """Store the rows [n, d] and targets [n] or [n, c], and choose the bandwidth."""
+        names = target_names(y)
         check_no_words(y)
-        X, y = validate_data(  # noqa: N806
-            self, self.see(X), y, dtype=np.float64, multi_output=True, y_numeric=True
-        )
-        y = np.array(y, dtype=np.float64)
-        if not np.isfinite(y).all():
-            raise ValueError(f"Input y contains NaN or infinity: {int((~np.isfinite(y)).sum())} targets")
-        self.single_ = y.ndim == 1
-        self.targets_ = name or (["y"] if self.single_ else [f"y{place}" for place in range(y.shape[1])])
-        self.y_ = y.reshape(len(X), -1)
-        return self.fit_rows(X, self.y_, checked_weight(sample_weight, X))
+        table = self._read_table(X)
+        rows, y = validate_data(self, table, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        target = np.array(y, dtype=np.float64)
+        if not np.isfinite(target).all():
+            raise ValueError(f"Input y contains NaN or infinity: {int((~np.isfinite(target)).sum())} targets")
+        self.single_ = target.ndim == 1
+        self.targets_ = names or (["y"] if self.single_ else [f"y{index}" for index in range(target.shape[1])])
+        self.y_ = target.reshape(len(target), -1)  # [n, c]
+        return self._fit_rows(rows, self.y_, check_weight(sample_weight, rows))
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...  # noqa: N803
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Floats, Floats]: ...  # noqa: N803
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:  # noqa: N803
         """Predictions [m] or [m, c]; with `return_std`, also the standard deviation of the targets about them.
 
-        Where a compact kernel sees no training row, the nearest row's target; a warning says for how many.
+        If a kernel of bounded support sees no training row: the nearest row's target, and a warning.
         """
-        number, code = self.asked(X)
+        query = self._query(X)
         if not return_std:
-            mean, log_weight = self.smoother_.predict(number, code)
-            self.warn_blind(log_weight)
-            return self.shaped(mean)
-        mean, spread, log_weight = self.smoother_.predict_spread(number, code)
-        self.warn_blind(log_weight)
-        return self.shaped(mean), self.shaped(spread)
+            mean, log_weight = self.smoother_.predict(query)
+            self._warn_empty(log_weight)
+            return self._squeeze(mean)
+        mean, deviation, log_weight = self.smoother_.predict_with_deviation(query)
+        self._warn_empty(log_weight)
+        return self._squeeze(mean), self._squeeze(deviation)
 
     def left_out_score(self) -> float:
-        """R² of the training rows, each predicted from all others: what `score` would say of new rows like them.
+        """R² of the training rows, each predicted from all others: an estimate of `score` on new rows.
 
-        With more rows than can be done in some seconds, of as many as can, drawn at random. Where the bandwidth was
-        chosen by the same rows ("cv", "learn"), it is a little too good.
+        Of very many rows it takes a random sample. If the bandwidth was chosen on the same rows ("cv", "learn"), it is
+        slightly optimistic.
 
         >>> import numpy as np, regard
         >>> x = np.linspace(0, 6, 100)[:, None]
         >>> round(regard.NadarayaWatson(bandwidth=0.2).fit(x, np.sin(x[:, 0])).left_out_score(), 2)
         1.0
         """
-        value, mean, weight = self.left_out()
+        value, mean, weight = self._leave_one_out()
         return float(r2_score(value, mean, sample_weight=weight))
 
-    def marginal_effects(self, X: Any) -> Array:  # noqa: N803
+    def marginal_effects(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The derivative of the prediction by each feature, [m, d] or [m, d, c]; NaN for a categorical one."""
-        encoded = self.encoded(X)
-        raw, code = self.parts(encoded)
-        slope = slopes(self.smoother_, self.scale_(raw), code)
-        whole = np.full((*encoded.shape, slope.shape[2]), np.nan)
-        whole[:, self.columns_.numbers] = slope * self.scale_.slope(raw)[:, :, None]
-        return whole[:, :, 0] if self.single_ else whole
+        encoded = self._encode(X)
+        effects = marginal_effects(self.smoother_, self._rows(encoded))
+        all_columns = np.full((*encoded.shape, effects.shape[2]), np.nan)
+        derivative = self.scale_.slope(encoded[:, self.columns_.numbers])
+        all_columns[:, self.columns_.numbers] = effects * derivative[:, :, None]
+        return all_columns[:, :, 0] if self.single_ else all_columns
 
-    def shaped(self, mean: Array) -> Array:
+    def _squeeze(self, mean: Floats) -> Floats:
+        """[m, 1] to [m], if the targets were [n]."""
         return mean[:, 0] if self.single_ else mean
 
-    def target_table(self) -> dict[str, Array]:
-        return {name: self.y_[:, place] for place, name in enumerate(self.targets_)}
+    def _target_table(self) -> dict[str, Labels]:
+        return {name: self.y_[:, index] for index, name in enumerate(self.targets_)}
 
-    def target_state(self) -> Any:
+    def _target_state(self) -> dict[str, Any]:
         return {"names": self.targets_, "single": self.single_}
 
-    def target_array(self) -> Array | None:
-        return self.y_
-
-    def restore_target(self, state: Any, array: Array | None) -> None:
-        self.targets_, self.single_, self.y_ = state["names"], state["single"], array
+    def _restore_target(self, state: dict[str, Any]) -> None:
+        self.targets_, self.single_ = state["names"], state["single"]
 
 
 class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
@@ -164,61 +167,58 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
     ['no', 'yes']
     """
 
-    y_: Array
-
     @all_or_nothing
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Keep the rows [n, d] and classes [n], and find the bandwidth."""
-        name = target_names(y)
-        X, y = validate_data(self, self.see(X), y, dtype=np.float64)  # noqa: N806
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
+        """Store the rows [n, d] and classes [n], and choose the bandwidth."""
+        names = target_names(y)
+        rows, y = validate_data(self, self._read_table(X), y, dtype=np.float64)
         check_classification_targets(y)
-        self.classes_, self.y_ = np.unique(y, return_inverse=True)  # which class, by number
+        self.classes_, self.y_ = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs two classes, got 1 class: {self.classes_.tolist()}")
-        self.targets_ = name or ["y"]
-        return self.fit_rows(X, np.eye(len(self.classes_))[self.y_], checked_weight(sample_weight, X))
+        self.targets_ = names or ["y"]
+        return self._fit_rows(rows, np.eye(len(self.classes_))[self.y_], check_weight(sample_weight, rows))
 
-    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+    def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The probability of each class, [m, classes]: the weight of its training rows."""
-        number, code = self.asked(X)
-        mean, log_weight = self.smoother_.predict(number, code)
-        self.warn_blind(log_weight)
-        mean = np.clip(mean, 0.0, 1.0)
-        return mean / mean.sum(axis=1, keepdims=True)
+        query = self._query(X)
+        mean, log_weight = self.smoother_.predict(query)
+        self._warn_empty(log_weight)
+        probability: Floats = np.clip(mean, 0.0, 1.0)
+        probability /= probability.sum(axis=1, keepdims=True)
+        return probability
 
-    def predict(self, X: Any) -> Array:  # noqa: N803
+    def predict(self, X: ArrayLike) -> Labels:  # noqa: N803
         """The most probable class, [m]."""
-        likely = self.predict_proba(X).argmax(axis=1)
-        return self.classes_[likely]
+        predicted: Labels = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return predicted
 
     def left_out_score(self) -> float:
-        """The share of training rows whose class is predicted from all others; see `NadarayaWatson.left_out_score`."""
-        value, mean, weight = self.left_out()
+        """The accuracy on training rows, each predicted from all others; see `NadarayaWatson.left_out_score`."""
+        value, mean, weight = self._leave_one_out()
         return float(np.average(value.argmax(axis=1) == mean.argmax(axis=1), weights=weight))
 
-    def target_table(self) -> dict[str, Array]:
+    def _target_table(self) -> dict[str, Labels]:
         return {self.targets_[0]: self.classes_[self.y_]}
 
-    def target_state(self) -> Any:
+    def _target_state(self) -> dict[str, Any]:
         return {"names": self.targets_, **saved_classes(self.classes_)}
 
-    def target_array(self) -> Array | None:
-        return self.y_
-
-    def restore_target(self, state: Any, array: Array | None) -> None:
-        self.targets_, self.y_, self.classes_ = state["names"], array, restored_classes(state)
+    def _restore_target(self, state: dict[str, Any]) -> None:
+        self.targets_, self.classes_ = state["names"], restored_classes(state)
 
 
-def checked_weight(sample_weight: Any, X: Array) -> Array | None:  # noqa: N803
-    """One weight a row, none of them negative."""
+def check_weight(sample_weight: ArrayLike | None, X: Floats) -> Floats | None:  # noqa: N803
+    """One weight for each row, none of them negative."""
     if sample_weight is None:
         return None
-    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    weight: Floats = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    return weight
 
 
-def check_no_words(y: Any) -> None:
-    """Targets that are words are classes."""
-    flat = np.asarray(y).ravel()
+def check_no_words(y: ArrayLike) -> None:
+    """Raise if the targets are words: those are classes."""
+    flat: NDArray[Any] = np.asarray(y).ravel()
     if flat.dtype.kind not in "OUT":
         return
     try:

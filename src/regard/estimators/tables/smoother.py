@@ -1,22 +1,25 @@
-"""Kernel regression of given rows with a given bandwidth: what the estimators fit, search over and ask.
+"""Kernel regression for given rows and a given bandwidth: the function that the estimators tune and evaluate.
 
     order 0   f(x) = Σᵢ αᵢ(x) yᵢ                      attention to the training rows (Nadaraya 1964, Watson 1964)
-    order 1   f(x) = level of the line that minimises Σᵢ αᵢ(x) (yᵢ - level - slopeᵀ(xᵢ - x))²    (Fan 1992)
+    order 1   f(x) = intercept of the line that minimises Σᵢ αᵢ(x) (yᵢ - intercept - slopeᵀ(xᵢ - x))²    (Fan 1992)
 
 Categorical columns multiply the kernel by λ-kernels (Aitchison and Aitken 1976; Wang and van Ryzin 1981).
+`local_linear` is order 1 once more, in torch: it has gradients, and metric learning uses it.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import betaln, gammaln
 from torch import Tensor
 
+from regard.attend import Engine, attend
 from regard.engines.job import Plan, scores_of, spans
 from regard.engines.kernel_sums import dispatch as sums
 from regard.engines.kernel_sums.problem import (
@@ -26,13 +29,16 @@ from regard.engines.kernel_sums.problem import (
     KINDS,
     LAPLACE,
     TRICUBE,
-    Array,
     Moments,
     Points,
     Pooled,
 )
 from regard.kernels import Boxcar, Epanechnikov, Gaussian, Kernel, Laplace, Tricube
+from regard.masks import Mask
 from regard.scores import Score
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 KERNELS: dict[str, type[Kernel]] = {
     "gaussian": Gaussian,
@@ -41,247 +47,384 @@ KERNELS: dict[str, type[Kernel]] = {
     "boxcar": Boxcar,
     "tricube": Tricube,
 }
-SPREAD = 1e-8
-"""A ridge on the slopes: where the rows seen spread by less than √SPREAD bandwidths, there is no slope to be had."""
-SHARP = 1e8
-"""So many times its units, a Laplace kernel sees the nearest row only."""
-FARTHEST = 1e100
-"""Bandwidths that points may lie apart."""
-STEEP = 700.0
-"""As much as the log weight may fall by a category: e⁻⁷⁰⁰ is nothing, but not zero."""
+RIDGE = 1e-8
+"""Ridge on the slopes: along a direction in which the visible rows spread by less than √RIDGE bandwidths, the slope is
+close to 0."""
+LEARNING_RIDGE = 0.01
+"""Ridge while a metric is learned, and after it: float32 needs a larger one."""
+NEAREST_SCALE = 1e8
+"""Factor on the distances at which a Laplace kernel gives all weight to the nearest row."""
+MAX_DISTANCE = 1e100
+"""Upper bound on coordinates in bandwidths: squares of larger ones would overflow."""
+MAX_PENALTY = 700.0
+"""Upper bound on the log weight that a different category costs: e⁻⁷⁰⁰ is negligible, but not 0."""
+DIFFERENCE_STEP = 1e-3
+"""Step of numerical derivatives, in bandwidths: their error is about 1e-10, half of it from rounding."""
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table: numeric columns in units of the scale, categorical ones as codes."""
+
+    numeric: Floats  # [n, d]
+    codes: Floats  # [n, g]
+
+    def __len__(self) -> int:
+        return len(self.numeric)
+
+    def __getitem__(self, index: Indices | slice) -> "Rows":
+        return Rows(self.numeric[index], self.codes[index])
+
+
+class Lines(NamedTuple):
     """Local linear fits."""
 
-    level: Array  # [m, c]
-    slope: Array  # [m, d, c], in bandwidths
-    lean: Array  # [m, d]: a row at offset u counts (1 + lean · (mean offset - u)) times its weight
-    variance: Array  # [m, c]: the weighted variance about the line, where squares of the values were given
+    intercept: Floats  # [m, c]
+    slope: Floats  # [m, d, c], in bandwidths
+    tilt: Floats  # [m, d]: a row at offset u has (1 + tilt · (mean offset - u)) times its kernel weight
+    variance: Floats  # [m, c]: weighted variance about the line; empty unless squares of the values were given
 
 
 @dataclass(frozen=True)
 class Smoother:
     """Training rows, a kernel, and its bandwidth."""
 
-    number: Array  # [n, d]
-    code: Array  # [n, g]
-    value: Array  # [n, c]
-    weight: Array | None  # [n]
+    rows: Rows
+    value: Floats  # [n, c]
+    weight: Floats | None  # [n]
     kernel: str | Score
-    bandwidth: Array  # [d] or [d, d]
-    blur: Array  # [g]: λ of each categorical column
-    ordered: Array  # [g]
-    levels: Array  # [g]: how many categories
+    bandwidth: Floats  # [d] or [d, d]
+    category_bandwidth: Floats  # [g]: λ of each categorical column
+    ordered: NDArray[np.bool_]  # [g]
+    levels: Floats  # [g]: number of categories
     order: int = 0
     tolerance: float = 1e-6
-    spread: float = SPREAD
+    ridge: float = RIDGE
 
     @functools.cached_property
-    def inverse(self) -> Array | None:
-        """H⁻¹, where H is a matrix."""
-        return np.linalg.inv(self.bandwidth) if self.bandwidth.ndim == 2 else None
+    def inverse(self) -> Floats | None:
+        """H⁻¹, if H is a matrix."""
+        return np.linalg.inv(self.bandwidth).astype(np.float64, copy=False) if self.bandwidth.ndim == 2 else None
 
     @property
     def kind(self) -> int:
-        """The number of the kernel; average pooling is any kernel of no features."""
+        """The number of the kernel; "constant" is any kernel of no features."""
         return KINDS[KERNELS[self.kernel]] if isinstance(self.kernel, str) and self.kernel in KERNELS else GAUSSIAN
 
     @functools.cached_property
-    def key(self) -> Array:
-        return self.stretch(self.number)
+    def key(self) -> Floats:
+        """The numeric columns in bandwidths, [n, d]."""
+        return self.in_bandwidths(self.rows.numeric)
 
     @functools.cached_property
     def shrink(self) -> float:
-        """A bandwidth so small that squares would overflow is taken as the least that they do not: the nearest wins."""
+        """Factor that makes a tiny bandwidth large enough for squared distances not to overflow; 1 for all others."""
+        numeric = self.rows.numeric
         with np.errstate(over="ignore"):
-            far = self.number @ self.inverse.T if self.inverse is not None else self.number / self.bandwidth
-            widest = float(np.max(np.abs(far), initial=0.0))
-        return max(1.0, min(widest, 1e300) / FARTHEST)
+            scaled = numeric @ self.inverse.T if self.inverse is not None else numeric / self.bandwidth
+            largest = float(np.max(np.abs(scaled), initial=0.0))
+        return max(1.0, min(largest, 1e300) / MAX_DISTANCE)
 
     @functools.cached_property
-    def penalty(self) -> tuple[Array, Array]:
+    def penalty(self) -> tuple[Floats, Floats]:
         """Slope and jump of each categorical column, see `regard.kernels.Mixed`."""
-        blur = np.clip(self.blur, 0.0, 1.0)
+        bandwidth = np.clip(self.category_bandwidth, 0.0, 1.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            unordered = np.log((1 - blur) * np.maximum(1, self.levels - 1) / blur)
-            slope = np.where(self.ordered, -np.log(blur), 0.0)
-        jump = np.where(self.ordered, math.log(2), np.nan_to_num(unordered, nan=STEEP, posinf=STEEP))
-        return np.minimum(slope, STEEP), np.clip(jump, 0.0, STEEP)
+            unordered = np.log((1 - bandwidth) * np.maximum(1, self.levels - 1) / bandwidth)
+            slope = np.where(self.ordered, -np.log(bandwidth), 0.0)
+        jump = np.where(self.ordered, math.log(2), np.nan_to_num(unordered, nan=MAX_PENALTY, posinf=MAX_PENALTY))
+        return np.minimum(slope, MAX_PENALTY), np.clip(jump, 0.0, MAX_PENALTY)
 
-    def stretch(self, number: Array) -> Array:
-        """Points in units of the bandwidth."""
+    def in_bandwidths(self, numeric: Floats) -> Floats:
+        """Coordinates in units of the bandwidth."""
         if self.kernel == "constant":
-            return number[:, :0]
+            return numeric[:, :0]
         with np.errstate(over="ignore"):
             if self.inverse is not None:
-                far = number @ (self.inverse.T / self.shrink)
+                scaled = numeric @ (self.inverse.T / self.shrink)
             else:
-                far = number / (self.bandwidth * self.shrink)
-        return np.clip(far, -FARTHEST, FARTHEST)  # what is asked may lie farther than any row
+                scaled = numeric / (self.bandwidth * self.shrink)
+        return np.clip(scaled, -MAX_DISTANCE, MAX_DISTANCE)  # a query may lie farther out than any row
 
-    def points(self, number: Array, code: Array, value: Array, own: Array | None = None) -> Points:
-        """What the engines of kernels are given."""
-        coded = self.kernel != "constant" and len(self.blur) > 0
+    def points(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Points:
+        """The input of the kernel engines. `exclude` is the row that each query must not see."""
+        coded = self.kernel != "constant" and len(self.category_bandwidth) > 0
         return Points(
-            self.stretch(number),
+            self.in_bandwidths(query.numeric),
             self.key,
             value,
             self.kind,
             self.weight,
-            own,
-            *((code, self.code, *self.penalty) if coded else ()),
+            exclude,
+            *((query.codes, self.rows.codes, *self.penalty) if coded else ()),
         )
 
-    def plan(self, number: Array, code: Array) -> Plan:
-        """Which engine answers these queries, and why."""
+    def plan(self, query: Rows) -> Plan:
+        """The engine for these queries, and why."""
         if callable(self.kernel):
             return Plan("dense", "a score of your own is called on blocks of queries")
-        return sums.plan(self.points(number, code, self.value))
+        return sums.plan(self.points(query, self.value))
 
-    def pool(self, number: Array, code: Array, value: Array, own: Array | None = None) -> Pooled:
-        """Weighted means of values of the training rows, and log weights."""
+    def pool(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Pooled:
+        """Weighted means of the values, and log weights."""
         if callable(self.kernel):
-            return sums.pool_blocks(self.blocks(number, code, own), value)
-        return sums.pool(self.points(number, code, value, own), self.tolerance)
+            return sums.pool_blocks(self.weight_blocks(query, exclude), value)
+        return sums.pool(self.points(query, value, exclude), self.tolerance)
 
-    def moments(self, number: Array, code: Array, value: Array, own: Array | None = None) -> Moments:
-        """Weighted means of values, offsets in bandwidths, and their products."""
+    def moments(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Moments:
+        """Weighted means of the values, of the offsets in bandwidths, and of their products."""
         if callable(self.kernel):
-            blocks = self.blocks(number, code, own)
-            return sums.moment_blocks(blocks, self.stretch(number), self.key, value)
-        return sums.moments(self.points(number, code, value, own), self.tolerance)
+            blocks = self.weight_blocks(query, exclude)
+            return sums.moment_blocks(blocks, self.in_bandwidths(query.numeric), self.key, value)
+        return sums.moments(self.points(query, value, exclude), self.tolerance)
 
-    def blocks(self, number: Array, code: Array, own: Array | None = None) -> Iterator[tuple[slice, Array, Array]]:
-        """All weights, a block of queries at a time."""
+    def weight_blocks(self, query: Rows, exclude: Indices | None = None) -> Iterator[tuple[slice, Floats, Floats]]:
+        """All weights, for a block of queries at a time: which queries, weights [some, n], log weights [some]."""
+        features = max(1, query.numeric.shape[1])
         if not callable(self.kernel):
-            yield from sums.dense_weights(self.points(number, code, self.value, own), max(1, number.shape[1]))
+            yield from sums.dense_weights(self.points(query, self.value, exclude), features)
             return
-        width = int(getattr(self.kernel, "width", max(1, number.shape[1])))
-        dtype = dtype_of(self.kernel)
-        key = torch.as_tensor(np.hstack([self.key, self.code]), dtype=dtype)
+        width = int(getattr(self.kernel, "width", features))
+        dtype = score_dtype(self.kernel)
+        key = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype)
         bias = 0.0 if self.weight is None else np.log(self.weight)
-        for rows in spans(len(number), max(1, sums.BLOCK // max(1, width * len(key)))):
-            query = torch.as_tensor(np.hstack([self.stretch(number[rows]), code[rows]]), dtype=dtype)
+        for block in spans(len(query), max(1, sums.BLOCK // max(1, width * len(key)))):
+            some = query[block]
+            points = torch.as_tensor(np.hstack([self.in_bandwidths(some.numeric), some.codes]), dtype=dtype)
             with torch.no_grad():
-                score = scores_of(self.kernel, query, key).double().numpy() + bias
+                score = scores_of(self.kernel, points, key).double().numpy() + bias
             if np.isnan(score).any() or (score == np.inf).any():
                 raise ValueError("a score must return numbers or -inf, got NaN or +inf from kernel=…")
-            if own is not None:
-                mine = own[rows]
-                score[np.flatnonzero(mine >= 0), mine[mine >= 0]] = -np.inf
-            yield rows, *sums.softmax(score)
+            if exclude is not None:
+                hidden = exclude[block]
+                score[np.flatnonzero(hidden >= 0), hidden[hidden >= 0]] = -np.inf
+            yield block, *sums.softmax(score)
 
-    def predict(self, number: Array, code: Array, own: Array | None = None) -> Pooled:
-        """Predictions [m, c] and log weights; where nothing is seen, those of the nearest row and -inf."""
+    def predict(self, query: Rows, exclude: Indices | None = None) -> Pooled:
+        """Predictions [m, c] and log weights. A query that sees no row gets the nearest row's value, and -inf."""
         if self.order == 0:
-            mean, log_weight = self.pool(number, code, self.value, own)
+            mean, log_weight = self.pool(query, self.value, exclude)
         else:
-            found = self.moments(number, code, self.value, own)
-            mean, log_weight = line(found, self.spread).level, found.log_weight
-        blind = np.flatnonzero(log_weight == -math.inf)
-        if len(blind):
-            mean[blind] = self.nearest(number[blind], code[blind], None if own is None else own[blind])
+            moments = self.moments(query, self.value, exclude)
+            mean, log_weight = fit_lines(moments, self.ridge).intercept, moments.log_weight
+        empty = np.flatnonzero(log_weight == -math.inf)
+        if len(empty):
+            mean[empty] = self.nearest_value(query[empty], None if exclude is None else exclude[empty])
         return Pooled(mean, log_weight)
 
-    def predict_spread(self, number: Array, code: Array) -> tuple[Array, Array, Array]:
+    def predict_with_deviation(self, query: Rows) -> tuple[Floats, Floats, Floats]:
         """Predictions, the weighted standard deviation of the values about them, and log weights."""
         centre = np.average(self.value, axis=0, weights=self.weight)
         value = self.value - centre
         columns, outputs = np.hstack([value, value**2]), value.shape[1]
         if self.order == 0:
-            means, log_weight = self.pool(number, code, columns)
+            means, log_weight = self.pool(query, columns)
             mean, variance = means[:, :outputs], means[:, outputs:] - means[:, :outputs] ** 2
         else:
-            found = self.moments(number, code, columns)
-            fitted = line(found, self.spread, outputs)
-            mean, variance, log_weight = fitted.level[:, :outputs], fitted.variance, found.log_weight
+            moments = self.moments(query, columns)
+            lines = fit_lines(moments, self.ridge, outputs)
+            mean, variance, log_weight = lines.intercept[:, :outputs], lines.variance, moments.log_weight
         mean = mean + centre
-        blind = np.flatnonzero(log_weight == -math.inf)
-        if len(blind):
-            mean[blind], variance[blind] = self.nearest(number[blind], code[blind]), 0.0
+        empty = np.flatnonzero(log_weight == -math.inf)
+        if len(empty):
+            mean[empty], variance[empty] = self.nearest_value(query[empty]), 0.0
         return mean, np.sqrt(np.maximum(variance, 0.0)), log_weight
 
-    def nearest(self, number: Array, code: Array, own: Array | None = None) -> Array:
-        """The value of the nearest row; of several, their mean. A score of the user's own knows only that of all."""
+    def nearest_value(self, query: Rows, exclude: Indices | None = None) -> Floats:
+        """The value of the nearest row, or the mean of several; for a score of the user's own, the mean of all."""
         if callable(self.kernel):
-            return np.average(self.value, axis=0, weights=self.weight)
-        return sums.pool(self.sharpened(number, code, own), self.tolerance).mean
+            mean: Floats = np.average(self.value, axis=0, weights=self.weight)
+            return mean
+        nearest: Floats = sums.pool(self.nearest_points(query, exclude), self.tolerance).mean
+        return nearest
 
-    def nearest_weight(self, number: Array, code: Array) -> Array:
-        """What `nearest` looks at, [m, n]."""
+    def nearest_weight(self, query: Rows) -> Floats:
+        """The weights behind `nearest_value`, [m, n]."""
         if callable(self.kernel):
-            mass = np.ones(len(self.number)) if self.weight is None else self.weight
-            return np.broadcast_to(mass / mass.sum(), (len(number), len(mass)))
-        blocks = sums.dense_weights(self.sharpened(number, code))
-        return np.concatenate([weight for _, weight, _ in blocks])
+            mass = np.ones(len(self.rows)) if self.weight is None else self.weight
+            return np.broadcast_to(mass / mass.sum(), (len(query), len(mass)))
+        return np.concatenate([weight for _, weight, _ in sums.dense_weights(self.nearest_points(query))])
 
-    def sharpened(self, number: Array, code: Array, own: Array | None = None) -> Points:
-        """Points so far apart, in bandwidths, that a kernel without end sees the nearest only."""
-        points = self.points(number, code, self.value, own)
+    def nearest_points(self, query: Rows, exclude: Indices | None = None) -> Points:
+        """Points so far apart, in bandwidths, that a kernel of unbounded support sees the nearest only."""
+        points = self.points(query, self.value, exclude)
         return replace(
             points,
             kind=LAPLACE,
-            query=points.query * SHARP,
-            key=points.key * SHARP,
-            slope=points.slope * SHARP,
-            jump=points.jump * SHARP,
+            query=points.query * NEAREST_SCALE,
+            key=points.key * NEAREST_SCALE,
+            slope=points.slope * NEAREST_SCALE,
+            jump=points.jump * NEAREST_SCALE,
         )
 
-    def leverage(self, number: Array, code: Array, found: Moments | Pooled) -> Array:
-        """What each training row counts for in its own prediction, from what `found` says of all of them."""
-        mass = 1.0 if self.weight is None else self.weight
-        own = mass * np.exp(self.own_score(number, code) - found.log_weight)
-        if isinstance(found, Pooled):
-            return own
-        return own * (1 + np.einsum("md,md->m", line(found, self.spread).lean, found.offset))
+    def leverage(self, fitted: Moments | Pooled) -> Floats:
+        """The weight of each training row in its own prediction (the diagonal of the hat matrix), [n].
 
-    def own_score(self, number: Array, code: Array) -> Array | float:
-        """The log weight of a row for itself."""
+        `fitted` is `moments` or `pool` of the training rows.
+        """
+        mass = 1.0 if self.weight is None else self.weight
+        own: Floats = mass * np.exp(self.own_score() - fitted.log_weight)
+        if isinstance(fitted, Pooled):
+            return own
+        factor: Floats = 1 + np.einsum("md,md->m", fit_lines(fitted, self.ridge).tilt, fitted.offset)
+        return own * factor
+
+    def own_score(self) -> Floats | float:
+        """The log weight of each training row for itself."""
         if not callable(self.kernel):
             return 0.0
-        dtype = dtype_of(self.kernel)
-        points = torch.as_tensor(np.hstack([self.stretch(number), code]), dtype=dtype).unsqueeze(1)
+        dtype = score_dtype(self.kernel)
+        points = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype).unsqueeze(1)  # [n, 1, d + g]
         with torch.no_grad():
-            return self.kernel(points, points).double().numpy()[:, 0, 0]
+            score: Floats = self.kernel(points, points).double().numpy()
+            return score[:, 0, 0]
 
-    def log_density(self, log_weight: Array) -> Array:
+    def log_density(self, log_weight: Floats) -> Floats:
         """The log of the kernel density estimate, from the log of the summed weights."""
-        total = math.log(len(self.number) if self.weight is None else self.weight.sum())
+        total = math.log(len(self.rows) if self.weight is None else self.weight.sum())
         if callable(self.kernel) or self.kernel == "constant":
             return log_weight - total
-        volume = (
-            np.linalg.slogdet(self.bandwidth)[1] if self.bandwidth.ndim == 2 else np.log(self.bandwidth).sum()
-        ) + log_mass(self.kind, self.number.shape[1])
-        same = np.log(np.maximum(1 - np.clip(self.blur, 0, 1), 1e-300)).sum()
+        vector = self.bandwidth.ndim == 1
+        volume = float(np.log(self.bandwidth).sum() if vector else np.linalg.slogdet(self.bandwidth)[1])
+        volume += log_mass(self.kind, self.rows.numeric.shape[1])
+        same = float(np.log(np.maximum(1 - np.clip(self.category_bandwidth, 0, 1), 1e-300)).sum())
         return log_weight - total - volume + same
 
 
-def dtype_of(score: Score) -> torch.dtype:
-    """The dtype that a score of the user's is called with: that of its parameters, or float64."""
+def score_dtype(score: Score) -> torch.dtype:
+    """The dtype that a score of the user's own is called with: that of its parameters, or float64."""
     parameters = score.parameters() if isinstance(score, torch.nn.Module) else iter(())
     return next((x.dtype for x in parameters if isinstance(x, Tensor)), torch.float64)
 
 
-def line(found: Moments, spread: float = SPREAD, outputs: int | None = None) -> Line:
-    """Local lines from moments. With `outputs`, the values behind those are squares of them."""
-    covariance = found.square - found.offset[:, :, None] * found.offset[:, None, :]
-    shared = found.product - found.offset[:, :, None] * found.mean[:, None, :]
+def fit_lines(moments: Moments, ridge: float = RIDGE, outputs: int | None = None) -> Lines:
+    """Local lines from moments. With `outputs`, the values after the first `outputs` are their squares."""
+    covariance = moments.square - moments.offset[:, :, None] * moments.offset[:, None, :]  # [m, d, d]
+    shared = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
     root, axes = np.linalg.eigh(covariance)
-    # Of offsets far larger than their spread, the covariance keeps rounding errors only.
-    noise = 1e-12 * np.einsum("mdd->m", found.square)[:, None]
-    root = 1 / (np.maximum(root, 0.0) + spread + noise)
-    inverse = (axes * root[:, None, :]) @ axes.transpose(0, 2, 1)
+    # If offsets are far larger than their spread, only rounding errors are left in the covariance.
+    noise = 1e-12 * np.einsum("mdd->m", moments.square)[:, None]
+    root = 1 / (np.maximum(root, 0.0) + ridge + noise)
+    inverse = (axes * root[:, None, :]) @ axes.transpose(0, 2, 1)  # [m, d, d]: axes · diag(root) · axesᵀ
     slope = inverse @ shared  # [m, d, c]
-    level = found.mean - np.einsum("md,mdc->mc", found.offset, slope)
-    lean = np.einsum("mde,me->md", inverse, found.offset)
-    variance = np.empty((len(level), 0))
+    intercept = moments.mean - np.einsum("md,mdc->mc", moments.offset, slope)
+    tilt = np.einsum("mde,me->md", inverse, moments.offset)
+    variance = np.empty((len(intercept), 0))
     if outputs is not None:
-        some, part = slope[:, :, :outputs], found.mean[:, :outputs]
-        explained = 2 * np.einsum("mdc,mdc->mc", some, shared[:, :, :outputs])
-        explained -= np.einsum("mdc,mde,mec->mc", some, covariance, some)
-        variance = found.mean[:, outputs:] - part**2 - explained
-    return Line(level, slope, lean, variance)
+        slope_, mean = slope[:, :, :outputs], moments.mean[:, :outputs]
+        explained = 2 * np.einsum("mdc,mdc->mc", slope_, shared[:, :, :outputs])
+        explained -= np.einsum("mdc,mde,mec->mc", slope_, covariance, slope_)
+        variance = moments.mean[:, outputs:] - mean**2 - explained
+    return Lines(intercept, slope, tilt, variance)
+
+
+def marginal_effects(smoother: Smoother, query: Rows) -> Floats:
+    """The derivative of the prediction with respect to each numeric column, [m, d, c]."""
+    if smoother.kernel == "constant":
+        return np.zeros((*query.numeric.shape, smoother.value.shape[1]))
+    if smoother.kernel == "gaussian" and smoother.order == 0:
+        return gaussian_derivative(smoother, query)
+    return numerical_derivative(smoother, query)
+
+
+def gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
+    """The derivative of a Gaussian average: Cov(u, y) H⁻¹, where u is the offset in bandwidths."""
+    moments = smoother.moments(query, smoother.value)
+    shared: Floats = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
+    if smoother.inverse is not None:
+        derivative: Floats = np.einsum("ed,mec->mdc", smoother.inverse, shared)
+        return derivative
+    return shared / smoother.bandwidth[:, None]
+
+
+def numerical_derivative(smoother: Smoother, query: Rows) -> Floats:
+    """The derivative of any prediction, by central differences of the fourth order."""
+    exact = replace(smoother, tolerance=1e-14)
+    derivative = np.empty((*query.numeric.shape, smoother.value.shape[1]))
+    width = smoother.bandwidth if smoother.bandwidth.ndim == 1 else np.abs(smoother.bandwidth).max(axis=1)
+    for column in range(query.numeric.shape[1]):
+        step = np.zeros(query.numeric.shape[1])
+        step[column] = DIFFERENCE_STEP * width[column]
+        near, far = (
+            exact.predict(Rows(query.numeric + times * step, query.codes)).mean
+            - exact.predict(Rows(query.numeric - times * step, query.codes)).mean
+            for times in (1, 2)
+        )
+        derivative[:, column] = (8 * near - far) / (12 * step[column])
+    return derivative
+
+
+def local_linear(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Score,
+    mask: Mask | None = None,
+    ridge: float | Tensor = LEARNING_RIDGE,
+    engine: str | Engine | None = None,
+    codes: int = 0,
+) -> Tensor:
+    """Local linear regression as attention to more values: the intercept at each query, `[q, c]`. It has gradients.
+
+    minimise  Σ weight · ‖value - intercept - slopeᵀ(key - query)‖²  +  ridge · ‖slope‖²
+
+    The solution needs weighted means only: of the value, of the key, and of their products. So it is one call of
+    `attend` with more columns in the value, and a small linear system for each query:
+
+        (Cov(key) + ridge · 1) slope = Cov(key, value)
+        intercept = Mean(value) - slopeᵀ(Mean(key) - query)
+
+    An infinite ridge gives a slope of 0, the plain average of attention. That is biased if the keys lie on one side of
+    the query, or the function is steep; the line is not (Fan 1992).
+
+    query `[q, d]` and key `[k, d]` in units of the bandwidth, so that the ridge means the same for every metric; value
+    `[k, c]`; the score is a kernel of bandwidth 1. A query that may see no key gets the mean of all values. The last
+    `codes` columns are categories: the score reads them, the line does not.
+
+    >>> import torch, regard
+    >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    >>> line = local_linear(torch.tensor([[5.0]]), x, 10 * x + 1, score=regard.scores.Gaussian(1.0), ridge=1e-9)
+    >>> [round(intercept, 2) for intercept in line[0].tolist()]
+    [51.0]
+    """
+    if key.ndim != 2 or query.ndim != 2 or value.ndim != 2:
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise ValueError(f"query, key and value must be [length, size], got {shapes}")
+    size = key.shape[-1] - codes
+    # Products of numbers far from 0 would lose, in the covariance, the digits that the difference needs.
+    centre, mean = key[:, :size].detach().mean(dim=0), value.detach().mean(dim=0)
+    columns = moment_columns(key[:, :size] - centre, value - mean)
+    means = attend(query, key, columns, score=score, mask=mask, engine=engine)
+    return mean + solve_intercept(query[:, :size] - centre, means, value.shape[-1], ridge)
+
+
+def moment_columns(key: Tensor, value: Tensor) -> Tensor:
+    """The columns whose weighted means are needed: value, key, key × key, key × value. `[k, c + d + dd' + dc]`."""
+    first, second = upper_triangle(key.shape[-1], key.device)
+    crossed = (key.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)  # [k, d·c]
+    return torch.cat([value, key, key[:, first] * key[:, second], crossed], dim=-1)
+
+
+def solve_intercept(query: Tensor, means: Tensor, targets: int, ridge: float | Tensor) -> Tensor:
+    """The line's value at the query, from the weighted means of the `moment_columns`. `[q, c]`"""
+    size = query.shape[-1]
+    first, second = upper_triangle(size, query.device)
+    value, key, square, crossed = torch.split(means, [targets, size, len(first), size * targets], dim=-1)
+    product = square.new_zeros(len(query), size, size)
+    product[:, first, second] = square
+    product[:, second, first] = square
+    covariance = product - key.unsqueeze(-1) * key.unsqueeze(-2)  # [q, d, d]
+    shared = crossed.reshape(-1, size, targets) - key.unsqueeze(-1) * value.unsqueeze(-2)  # [q, d, c]
+    slope = torch.linalg.solve(covariance + ridge * torch.eye(size, dtype=query.dtype, device=query.device), shared)
+    rise: Tensor = (query - key).unsqueeze(-2) @ slope  # [q, 1, c]
+    return value + rise.squeeze(-2)
+
+
+def upper_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column indices of the upper half of a symmetric matrix."""
+    first, second = torch.triu_indices(size, size, device=device)
+    return first, second
 
 
 def log_mass(kind: int, features: int) -> float:
@@ -301,7 +444,7 @@ def log_mass(kind: int, features: int) -> float:
     )
 
 
-def width_of(kernel: str | Callable[..., Any], features: int) -> float:
+def width_of(kernel: str | Score, features: int) -> float:
     """The standard deviation of a kernel of bandwidth 1 along an axis; rules for the Gaussian are divided by it."""
     if not isinstance(kernel, str) or kernel not in KERNELS or features == 0:
         return 1.0

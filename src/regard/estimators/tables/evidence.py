@@ -1,0 +1,156 @@
+"""Evidence of a kernel regression: the training rows behind each prediction, and their weights."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+from regard.engines.kernel_sums.dispatch import log_kernel
+from regard.estimators.tables.smoother import KERNELS, Floats, Indices, Rows, Smoother, fit_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+TREE_PAIRS = 10**8
+"""Number of pairs from which a k-d tree finds the largest weights."""
+Labels = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The largest weights of each query in descending order, and the sum of all others.
+
+    The weights of a query and its rest add up to 1. Those of a local linear fit may be negative, and are
+    sorted by absolute value. If a query sees fewer than `top` rows: index -1, weight 0.
+
+    >>> import regard
+    >>> model = regard.NadarayaWatson(bandwidth=0.5).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 4.0])
+    >>> evidence = model.evidence([[0.9]], top=2)
+    >>> evidence.index.tolist(), evidence.weight.round(2).tolist(), evidence.rest.round(2).tolist()
+    ([[1, 0]], [[0.77, 0.16]], [0.07])
+    """
+
+    index: Indices  # [queries, top]  training rows
+    weight: Floats  # [queries, top]
+    rest: Floats  # [queries]
+    table: dict[str, Labels] = field(default_factory=dict, repr=False)  # columns of the training rows, by name
+    labels: Labels | None = field(default=None, repr=False)  # names of the training rows, if they have any
+    query_labels: Labels | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rest)
+
+    def to_frame(self) -> "DataFrame":
+        """One line for each query and each training row in its evidence.
+
+        query, rank    which query, and the rank of this row in its evidence, from 1
+        row, weight    which training row (its label, if the training frame had an index), and its weight
+        rest           the weight of all rows that are not shown
+        …              the training row itself: its target and its features
+        """
+        import pandas as pd
+
+        visible = self.index >= 0
+        query, rank = np.nonzero(visible)
+        index = self.index[visible]
+        columns: dict[str, Labels] = {
+            "query": query if self.query_labels is None else np.asarray(self.query_labels)[query],
+            "rank": rank + 1,
+            "row": index if self.labels is None else np.asarray(self.labels)[index],
+            "weight": self.weight[visible],
+            "rest": self.rest[query],
+        }
+        for name, column in self.table.items():
+            while name in columns:
+                name = f"{name}_"
+            columns[name] = column[index]
+        return pd.DataFrame(columns)
+
+    def plot(self, query: int = 0, axes: "Axes | None" = None) -> "Axes":
+        """The evidence of one query as bars, with the rest."""
+        from regard.plots import evidence_bars
+
+        visible = self.index[query] >= 0
+        index = self.index[query][visible]
+        labels = index if self.labels is None else np.asarray(self.labels)[index]
+        name, target = next(iter(self.table.items()), ("", None))
+        values = None if target is None else target[index]
+        axes = evidence_bars([str(x) for x in labels], self.weight[query][visible], self.rest[query], values, axes=axes)
+        if values is not None:
+            axes.set_xlabel(f"weight  →  the row's {name}")
+        return axes
+
+
+class TopRows(NamedTuple):
+    """The largest weights of each query, as in `Evidence`."""
+
+    row: Indices  # [queries, top]
+    weight: Floats  # [queries, top]
+    rest: Floats  # [queries]
+
+
+def top_rows(smoother: Smoother, query: Rows, top: int) -> TopRows:
+    """The rows with the largest weights, their weights, and the sum of all others."""
+    by_distance = smoother.order == 0 and smoother.weight is None and not len(smoother.category_bandwidth)
+    by_name = isinstance(smoother.kernel, str) and smoother.kernel in KERNELS
+    if by_distance and by_name and len(query) * len(smoother.rows) >= TREE_PAIRS:
+        return top_rows_by_tree(smoother, query, top)
+    blocks = []
+    for block, weight, log_weight in smoother.weight_blocks(query):
+        if smoother.order == 1:
+            weight = local_linear_weight(smoother, query[block], weight)
+        empty = np.flatnonzero(log_weight == -math.inf)
+        if len(empty):
+            weight[empty] = smoother.nearest_weight(query[block][empty])
+        size = np.abs(weight)
+        index = np.argpartition(-size, top - 1, axis=1)[:, :top]
+        index = np.take_along_axis(index, np.argsort(-np.take_along_axis(size, index, 1), axis=1, kind="stable"), 1)
+        largest = np.take_along_axis(weight, index, 1)
+        blocks.append(TopRows(np.where(largest == 0, -1, index), largest, weight.sum(axis=1) - largest.sum(axis=1)))
+    if not blocks:
+        return TopRows(np.empty((0, top), int), np.empty((0, top)), np.empty(0))
+    index, weight, rest = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    return TopRows(index, weight, np.where(np.abs(rest) < 1e-12, 0.0, rest))
+
+
+def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> TopRows:
+    """The same by a k-d tree: for many pairs, if the weight falls with the distance."""
+    points = smoother.points(query, smoother.value[:, :1])
+    distance, index = KDTree(points.key).query(points.query, k=top, workers=-1)
+    distance, index = distance.reshape(len(query), -1), index.reshape(len(query), -1)  # [m, top], also for top = 1
+    log_weight = smoother.pool(query, smoother.value[:, :1]).log_weight[:, None]
+    empty = log_weight == -math.inf
+    score = log_kernel(points.kind, distance**2)
+    weight = np.where(empty, 0.0, np.exp(np.minimum(score - np.where(empty, 0.0, log_weight), 0.0)))
+    tied = empty & (distance <= distance[:, :1] * (1 + 1e-12))
+    weight = np.where(tied, 1 / np.maximum(1, tied.sum(axis=1, keepdims=True)), weight)
+    return TopRows(np.where(weight > 0, index, -1), weight, np.maximum(0.0, 1 - weight.sum(axis=1)))
+
+
+def local_linear_weight(smoother: Smoother, query: Rows, weight: Floats) -> Floats:
+    """The weight of each row in a local linear fit, from its kernel weight, [m, n]: they add up to 1, some negative."""
+    moments = smoother.moments(query, smoother.value[:, :1])
+    tilt = fit_lines(moments, smoother.ridge).tilt
+    mean = smoother.in_bandwidths(query.numeric) + moments.offset
+    factor: Floats = 1 - (tilt @ smoother.key.T - np.einsum("md,md->m", tilt, mean)[:, None])  # [m, n]
+    return weight * factor
+
+
+def row_labels(X: object) -> Labels | None:  # noqa: N803
+    """The names of a frame's rows, if they are more than their numbers from 0."""
+    index = getattr(X, "index", None)
+    if index is None or callable(index):
+        return None
+    labels: Labels = np.asarray(index)
+    if not is_numeric(labels):  # dates and several levels by their names, which a file can hold
+        labels = np.array([x if isinstance(x, str | int | float) else str(x) for x in index], dtype=object)
+    return None if is_numeric(labels) and np.array_equal(labels, np.arange(len(labels))) else labels
+
+
+def is_numeric(labels: Labels) -> bool:
+    """Whether labels are integers or floats, which a file holds as an array."""
+    return labels.dtype.kind in "iuf"
