@@ -190,8 +190,9 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
 
     def predict(self, X: ArrayLike) -> Labels:  # noqa: N803
         """The most probable class, [m]."""
-        predicted: Labels = self.classes_[self.predict_proba(X).argmax(axis=1)]
-        return predicted
+        index = self.predict_proba(X).argmax(axis=1)
+        label: Labels = self.classes_[index]
+        return label
 
     def left_out_score(self) -> float:
         """The accuracy on training rows, each predicted from all others; see `NadarayaWatson.left_out_score`."""
