@@ -117,7 +117,7 @@ def test_look_gives_each_heads_weights():
     layer = MultiHeadAttention(SIZE, HEADS, kv_heads=1, positions=Rotary(4)).double()
     x = rand(BATCH, QUERIES, SIZE)
     weight = layer.look(x, mask=masks.causal)
-    query, key, _, _ = layer.projected(x, None, None, None, None)
+    query, key, _, _ = layer._project(x, None, None, None, None)
     expected = (query @ key.mT / 2).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf).softmax(-1)
     assert_close(weight, expected)
     top = layer.look(x, mask=masks.causal, top=2)
@@ -209,7 +209,7 @@ x3 = rand(2, 5, 12)
         (
             lambda: MultiHeadAttention(12, 3, key_size=7)(x3),
             ValueError,
-            "x of size 12 cannot look at itself with key_size=7 and value_size=7: give a source",
+            "x of size 12 is not possible with key_size=7 and value_size=7: give a source",
         ),
         (
             lambda: MultiHeadAttention(12, 3, key_size=7).double()(x3, x3),
@@ -229,7 +229,7 @@ x3 = rand(2, 5, 12)
         (
             lambda: MultiHeadAttention(12, 3, positions=Rotary(4)).double()(x3, x3),
             ValueError,
-            "positions are for self-attention, got a source to look at",
+            "positions are for self-attention, got a source to attend to",
         ),
         (
             lambda: MultiHeadAttention(12, 3, positions=LearnedPositions(5, 12)),
@@ -240,12 +240,12 @@ x3 = rand(2, 5, 12)
         (
             lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True, add_zero_attn=True)),
             ValueError,
-            "no counterpart for bias_k and bias_v and add_zero_attn",
+            "does not support bias_k and bias_v and add_zero_attn",
         ),
         (
             lambda: MultiHeadAttention(12, 6, kv_heads=3).to_torch(),
             ValueError,
-            "nn.MultiheadAttention has no counterpart for kv_heads=3 with heads=6",
+            "nn.MultiheadAttention does not support kv_heads=3 with heads=6",
         ),
         (lambda: MultiHeadAttention(12, 3, head_size=5).to_torch(), ValueError, "head_size=5 with size=12 and heads=3"),
         (lambda: MultiHeadAttention(12, 3, positions=Rotary(4)).to_torch(), ValueError, r"positions=Rotary\(4"),

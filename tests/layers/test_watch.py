@@ -259,7 +259,7 @@ def test_attention_that_never_comes_by_torchs_is_not_passed_over_in_silence():
             return value, None
 
     alone = Alone(SIZE, 2)
-    with regard.watch(alone) as seen, pytest.warns(UserWarning, match="Alone has a forward of its own .* not recorded"):
+    with regard.watch(alone) as seen, pytest.warns(UserWarning, match="Alone overrides forward .* not recorded"):
         alone(*[torch.randn(3, SIZE)] * 3)
     assert seen == {"": []}
 

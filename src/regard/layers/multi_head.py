@@ -2,12 +2,14 @@
 
     head_h = attend(W_q^h x, W_k^h s, W_v^h s)        f(x) = W_o [head_1; …; head_H]
 
-x `[batch, q, size]` asks, s `[batch, k, key_size]` is looked at; where there is no s, x looks at itself, and queries,
-keys and values are one product with one matrix.
+x `[batch, q, size]` gives the queries, s `[batch, k, key_size]` the keys and values. Without s it is self-attention,
+and queries, keys and values are one product with one matrix.
 """
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,29 +23,34 @@ from regard.layers.positions import Positions
 from regard.masks import Mask, both, causal, parts_of, shifted
 from regard.scores import Score, scaled_dot
 
-if TYPE_CHECKING:
-    from typing import Self
+
+class Projected(NamedTuple):
+    """What attention gets: heads of queries, keys and values, and their mask."""
+
+    query: Tensor  # [batch, heads, q, d]
+    key: Tensor  # [batch, kv_heads, k, d]
+    value: Tensor  # [batch, kv_heads, k, d]
+    mask: Mask | None
 
 
 class MultiHeadAttention(nn.Module):
-    """Several heads that look at once, each at something else.
+    """Several heads of attention side by side, each with its own weights.
 
-    size         of each row that asks, and of the output
-    heads        how many; they must divide `size`, unless `head_size` is given
-    kv_heads     how many heads the keys and values have (grouped queries); they must divide `heads`
-    head_size    of a head's queries, keys and values, the sources' query depth; size / heads where not given
-    key_size     of each row that is looked at, where that is not `size`
-    value_size   of the rows that values come from, where those are others than the keys'
-    dropout      the share of weights dropped in training
-    positions    `Rotary(head_size)`, `Alibi(heads)`, or what has their methods; for self-attention
-    score        one of `regard.scores`, or any callable, on each head
+    size         size of the rows of x, and of the output
+    heads        number of heads; must divide `size`, unless `head_size` is given
+    kv_heads     number of heads of keys and values (grouped queries); must divide `heads`; default: `heads`
+    head_size    size of a head's queries, keys and values (the query depth); default: size / heads
+    key_size     size of the rows that keys are made from; default: `size`
+    value_size   size of the rows that values are made from; default: `key_size`
+    dropout      fraction of the weights dropped in training
+    positions    `Rotary(head_size)`, `Alibi(heads)`, or any object with their methods; for self-attention
+    score        one of `regard.scores`, or any callable, applied to each head
 
-    x `[batch, q, size]`, source `[batch, k, key_size]` (x where not given), mask one of `regard.masks` or a tensor that
-    broadcasts to `[batch, heads, q, k]`, **True = may look**. The answer is `[batch, q, size]`.
+    x `[batch, q, size]`; source `[batch, k, key_size]`, default: x; mask: one of `regard.masks` or a tensor that
+    broadcasts to `[batch, heads, q, k]`, **True = may attend**. The output is `[batch, q, size]`.
 
-    Without positions it is permutation-equivariant; with them it is not. q and k differ freely. Under
-    `regard.masks.causal` the output at t does not change when the future does. With one head, it is the
-    single head of `Attention`, projected by `output`.
+    Without positions it is permutation-equivariant. Under `regard.masks.causal` the output at t does not depend on what
+    comes after t. With one head it is `Attention`, followed by the linear map `output`.
 
     >>> import torch, regard
     >>> from regard.layers import Rotary
@@ -103,65 +110,60 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: KeyValues | None = None,
     ) -> Tensor:
-        """Attention of x to itself, or to `source` (and `values`, where they are others).
+        """Attention of x to itself, or to `source` (and to `values`, if keys and values come from different rows).
 
-        With a cache, self-attention also looks at what was given to the same cache before, and x stands
-        behind it: masks count positions from the first of them. Cross-attention projects its source once.
+        With a cache, self-attention also attends to what the same cache got before, and the positions of x follow
+        those: masks count from the first cached position. Cross-attention projects its source once.
         """
-        mean: Tensor = self.attend(*self.projected(x, source, values, mask, cache))
-        return self.output(mean.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        mean: Tensor = self.attend(*self._project(x, source, values, mask, cache))  # [batch, heads, q, d]
+        return self.output(mean.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # [batch, q, heads · d]
 
     def look(
         self, x: Tensor, source: Tensor | None = None, *, mask: Mask | None = None, top: int | None = None
     ) -> Tensor | Look:
-        """What each head looks at: weights `[batch, heads, q, k]`, or the `top` largest of each query as a `Look`."""
-        query, key, _, mask = self.projected(x, source, self.any_values(x, source), mask, None)
+        """All weights `[batch, heads, q, k]`, or the `top` largest of each query as a `Look`."""
+        values = None
+        if self.value_size != self.key_size:  # weights do not depend on the values: any rows of their size will do
+            rows = x if source is None else source
+            values = rows.new_zeros(*rows.shape[:2], self.value_size)
+        query, key, _, mask = self._project(x, source, values, mask, None)
         return self.attend.look(query, key, mask, top)
 
-    def any_values(self, x: Tensor, source: Tensor | None) -> Tensor | None:
-        """Rows that fit the values' projection where the weights do not depend on them."""
-        if self.value_size == self.key_size:
-            return None
-        source = x if source is None else source
-        return source.new_zeros(*source.shape[:2], self.value_size)
-
-    def projected(
+    def _project(
         self, x: Tensor, source: Tensor | None, values: Tensor | None, mask: Mask | None, cache: KeyValues | None
-    ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-        """Queries `[batch, heads, q, d]`, keys and values `[batch, kv_heads, k, d]`, and the mask they meet under."""
+    ) -> Projected:
+        """Queries, keys, values and mask of self-attention or of attention to a source."""
         check_rows("x", x, self.size, rank=3)
         if source is None and values is None:
             if not self.packed:
                 sizes = f"key_size={self.key_size} and value_size={self.value_size}"
-                raise ValueError(f"x of size {self.size} cannot look at itself with {sizes}: give a source")
-            return self.of_itself(x, mask, cache)
+                raise ValueError(f"self-attention of x of size {self.size} is not possible with {sizes}: give a source")
+            return self._project_self(x, mask, cache)
         if self.positions is not None:
-            raise ValueError("positions are for self-attention, got a source to look at")
-        query = self.split(self.part(0, x), self.heads)
-        kept = cache.get() if cache else None
-        if kept is None:
-            kept = self.of_source(x if source is None else source, values)
+            raise ValueError("positions are for self-attention, got a source to attend to")
+        query = self._split_heads(self._linear(0, x), self.heads)
+        key_values = cache.get() if cache else None
+        if key_values is None:
+            key_values = self._project_source(x if source is None else source, values)
             if cache:
-                cache.append(*kept)
-        return query, *kept, mask
+                cache.append(*key_values)
+        return Projected(query, *key_values, mask)
 
-    def of_itself(
-        self, x: Tensor, mask: Mask | None, cache: KeyValues | None
-    ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+    def _project_self(self, x: Tensor, mask: Mask | None, cache: KeyValues | None) -> Projected:
         """Self-attention: one product, then positions, then the cache."""
         start = cache.length if cache else 0
-        every = self.split(self.input(x), self.heads + 2 * self.kv_heads)
-        both_kinds, value = torch.split(every, [self.heads + self.kv_heads, self.kv_heads], dim=1)
+        qkv = self._split_heads(self.input(x), self.heads + 2 * self.kv_heads)
+        query_key, value = torch.split(qkv, [self.heads + self.kv_heads, self.kv_heads], dim=1)
         if self.positions is not None:
-            both_kinds, mask = self.positions.rotate(both_kinds, start), self.positions.bias(mask)
-        query, key = torch.split(both_kinds, [self.heads, self.kv_heads], dim=1)
+            query_key, mask = self.positions.rotate(query_key, start), self.positions.bias(mask)
+        query, key = torch.split(query_key, [self.heads, self.kv_heads], dim=1)
         if cache:
             key, value = cache.append(key, value)
-            mask = behind(mask, start, x.shape[1])
-        return query, key, value, mask
+            mask = mask_after_cache(mask, start, x.shape[1])
+        return Projected(query, key, value, mask)
 
-    def of_source(self, source: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of another input."""
+    def _project_source(self, source: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of another input, `[batch, kv_heads, k, d]` each."""
         check_rows("source", source, self.key_size, rank=3)
         if values is None and self.value_size != self.key_size:
             raise ValueError(
@@ -170,30 +172,31 @@ class MultiHeadAttention(nn.Module):
         if values is not None:
             check_rows("values", values, self.value_size, rank=3)
         if values is None and self.packed:
-            every = self.split(self.part(1, source, 3), 2 * self.kv_heads)
-            return every[:, : self.kv_heads], every[:, self.kv_heads :]
+            key, value = self._split_heads(self._linear(1, source, 3), 2 * self.kv_heads).chunk(2, dim=1)
+            return key, value
         values = source if values is None else values
-        return self.split(self.part(1, source), self.kv_heads), self.split(self.part(2, values), self.kv_heads)
+        key, value = self._linear(1, source), self._linear(2, values)
+        return self._split_heads(key, self.kv_heads), self._split_heads(value, self.kv_heads)
 
-    def part(self, number: int, x: Tensor, end: int | None = None) -> Tensor:
-        """The projection of that number (0 queries, 1 keys, 2 values) of x, or those up to `end`, beside each other."""
+    def _linear(self, index: int, x: Tensor, end: int | None = None) -> Tensor:
+        """One projection of x (0 queries, 1 keys, 2 values), or those from `index` to `end`, side by side."""
         if not self.packed:
-            return (self.query, self.key, self.value)[number](x)  # type: ignore[no-any-return]
-        rows = slice(sum(self.rows[:number]), sum(self.rows[: end or number + 1]))
+            return (self.query, self.key, self.value)[index](x)  # type: ignore[no-any-return]
+        rows = slice(sum(self.rows[:index]), sum(self.rows[: end or index + 1]))
         if not is_plain_linear(self.input):
             return self.input(x)[..., rows]  # type: ignore[no-any-return]
         return functional.linear(x, self.input.weight[rows], None if self.input.bias is None else self.input.bias[rows])
 
-    def split(self, x: Tensor, heads: int) -> Tensor:
+    def _split_heads(self, x: Tensor, heads: int) -> Tensor:
         """`[batch, length, heads · d]` as `[batch, heads, length, d]`."""
         return x.view(*x.shape[:2], heads, self.head_size).transpose(1, 2)
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> "Self":
+    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
         """The same layer, from torch's; its input is `[batch, length, size]`, whatever torch's `batch_first` is.
 
-        Outputs are the same; masks are the other way round (True = may look). `bias_k`, `bias_v` and
-        `add_zero_attn` have no counterpart here and are refused.
+        Outputs are equal; boolean masks have the opposite meaning (True = may attend). `bias_k`, `bias_v` and
+        `add_zero_attn` are not supported and raise ValueError.
 
         >>> import torch
         >>> theirs, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 5, 8)
@@ -201,18 +204,84 @@ class MultiHeadAttention(nn.Module):
         >>> bool(torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6))
         True
         """
-        from regard.layers.torch_interop import adopt
-
-        return adopt(cls, module)
+        if not isinstance(module, nn.MultiheadAttention):
+            raise TypeError(f"from_torch needs torch's nn.MultiheadAttention, got {type(module).__name__}")
+        unsupported = [name for name in ("bias_k", "bias_v") if getattr(module, name) is not None]
+        unsupported += ["add_zero_attn"] if module.add_zero_attn else []
+        if unsupported:
+            raise ValueError(f"MultiHeadAttention does not support {' and '.join(unsupported)}")
+        with preserved_generator():
+            layer = cls(
+                module.embed_dim,
+                module.num_heads,
+                key_size=module.kdim,
+                value_size=module.vdim,
+                dropout=module.dropout,
+                bias=module.in_proj_bias is not None,
+            ).to(module.out_proj.weight)
+        with torch.no_grad():
+            for ours, theirs, rows in parameter_pairs(layer, module):
+                ours.copy_(theirs[rows])
+                ours.requires_grad_(theirs.requires_grad)
+        return layer.train(module.training)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
-        """torch's layer with the same weights. What torch's has no counterpart for is refused."""
-        from regard.layers.torch_interop import release
+        """torch's layer with the same weights; raises ValueError for what torch's layer does not support."""
+        reasons = {
+            f"kv_heads={self.kv_heads} with heads={self.heads}": self.kv_heads != self.heads,
+            f"head_size={self.head_size} with size={self.size} and heads={self.heads}": (
+                self.head_size * self.heads != self.size
+            ),
+            f"positions={self.positions!r}": self.positions is not None,
+            f"score={self.attend.score!r}": self.attend.score is not scaled_dot,
+        }
+        unsupported = [reason for reason, holds in reasons.items() if holds]
+        if unsupported:
+            raise ValueError(f"nn.MultiheadAttention does not support {', '.join(unsupported)}")
+        with preserved_generator():
+            module = nn.MultiheadAttention(
+                self.size,
+                self.heads,
+                dropout=self.attend.dropout,
+                bias=self.output.bias is not None,
+                kdim=self.key_size,
+                vdim=self.value_size,
+                batch_first=batch_first,
+            ).to(self.output.weight)
+        module.requires_grad_(False)
+        for ours, theirs, rows in parameter_pairs(self, module):
+            with torch.no_grad():
+                theirs[rows].copy_(ours)
+            theirs.requires_grad_(theirs.requires_grad or ours.requires_grad)
+        return module.train(self.training)
 
-        return release(self, batch_first)
 
-
-def behind(mask: Mask | None, start: int, queries: int) -> Mask | None:
-    """The mask of queries that stand behind `start` kept keys. A single one has no future to be kept from."""
+def mask_after_cache(mask: Mask | None, start: int, queries: int) -> Mask | None:
+    """The mask of queries that follow `start` cached keys. A single query needs no causal mask: it is the last."""
     parts = [shifted(part, start) for part in parts_of(mask) if queries > 1 or part is not causal]
     return functools.reduce(both, parts) if parts else None  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def preserved_generator() -> Iterator[None]:
+    """Make modules on the CPU without advancing torch's random generator: their weights are overwritten at once."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        yield
+
+
+def parameter_pairs(layer: MultiHeadAttention, module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor, slice]]:
+    """Our parameters, the corresponding one of torch's, and which rows of it: its one bias may be three of ours."""
+    whole, size = slice(None), layer.size
+    pairs: list[tuple[Tensor, Tensor, slice]] = [(layer.output.weight, module.out_proj.weight, whole)]
+    if layer.packed:
+        pairs.append((layer.input.weight, module.in_proj_weight, whole))
+    else:
+        pairs.append((layer.query.weight, module.q_proj_weight, whole))
+        pairs.append((layer.key.weight, module.k_proj_weight, whole))
+        pairs.append((layer.value.weight, module.v_proj_weight, whole))
+    if module.in_proj_bias is not None:
+        pairs.append((layer.output.bias, module.out_proj.bias, whole))
+        linears = [layer.input] if layer.packed else [layer.query, layer.key, layer.value]
+        rows = [whole] if layer.packed else [slice(i * size, (i + 1) * size) for i in range(3)]
+        pairs += [(linear.bias, module.in_proj_bias, part) for linear, part in zip(linears, rows, strict=True)]
+    return pairs

@@ -1,10 +1,10 @@
-"""What the layers of a model look at while it runs as it always does.
+"""`watch`: record the attention weights of a model while it runs unchanged.
 
-Our layers attend in one place, `Attend`, and a hook there is given the very queries and keys. torch's
-`nn.MultiheadAttention` is listened to at its `forward`; so is `nn.TransformerEncoderLayer`, because in evaluation
-torch computes the whole layer in one call that never comes by its attention. Hooks would turn that call off,
-and change the last digits of the outputs: there, `forward` itself is wrapped for the time. Where a subclass has one
-of its own, with whatever arguments, it is torch's that is listened to, while the subclass calls it.
+Our layers attend in one place, `Attend`: a hook there gets the exact queries and keys. torch's `nn.MultiheadAttention`
+is recorded at its `forward`. So is `nn.TransformerEncoderLayer`, because in evaluation torch computes the whole layer
+by one fused call that does not use its attention module. Hooks would disable that call, and change the last digits of
+the outputs; so `forward` itself is wrapped while the model is watched. If a subclass overrides `forward`, with any
+arguments, torch's own `forward` is recorded whenever the subclass calls it.
 """
 
 import contextlib
@@ -13,39 +13,39 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from regard.attend import Look
+from regard.attend import Look, look
 from regard.checks import positive
 from regard.layers.attention import Attend
-from regard.layers.torch_interop import torch_look
+from regard.masks import Mask, both
 
-Seen = dict[str, list[Tensor | Look]]
-Forward = Callable[..., Any]
-Wrapper = Callable[..., Any]
+Weights = dict[str, list[Tensor | Look]]
+Forward = Callable[..., object]
+Wrapper = Callable[..., object]  # (forward, *args, **kwargs): calls forward, and returns its result
 ATTEND = inspect.signature(Attend.forward)
 
 
 @contextlib.contextmanager
-def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None = None) -> Iterator[Seen]:
-    """Record what attention layers look at during forward passes; the outputs do not change.
+def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None = None) -> Iterator[Weights]:
+    """Record the weights of attention layers during forward passes; the outputs do not change.
 
-    model    any module with layers of ours, torch's `nn.MultiheadAttention` or `nn.TransformerEncoderLayer` in it
-    layers   names as in `model.named_modules()`; all attention layers where they are not given
-    top      how many keys of each query are kept, as a `Look`, without the matrix; whole matrices where not given
+    model    any module that contains attention layers of ours, `nn.MultiheadAttention` or `nn.TransformerEncoderLayer`
+    layers   names as in `model.named_modules()`; default: all attention layers
+    top      number of keys to record for each query, as a `Look`, without the matrix; default: whole matrices
 
-    What it gives is a dict: for each layer's name, a list with one entry for each time it ran, the weights
-    `[batch, heads, q, k]` or a `Look` of `[batch, heads, q, top]`. Weights are those before dropout, and without
-    gradients. Nothing stays in the model afterwards.
+    It gives a dict: for each layer's name, a list with one entry for each time it ran, the weights `[batch, heads, q,
+    k]` or a `Look` of `[batch, heads, q, top]`. Weights are those before dropout, without gradients. Nothing stays in
+    the model afterwards.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
-    >>> with regard.watch(model, top=3) as seen:
+    >>> with regard.watch(model, top=3) as weights:
     ...     _ = model(torch.randn(2, 7, 16))
-    >>> {name: found[0].weight.shape for name, found in seen.items()}
+    >>> {name: records[0].weight.shape for name, records in weights.items()}
     {'self_attn': torch.Size([2, 4, 7, 3])}
     """
     if not isinstance(model, nn.Module):
@@ -53,59 +53,60 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
     if top is not None:
         top = positive("top", top)
     modules = dict(model.named_modules())
-    found = [name for name, module in modules.items() if attends(module)]
-    if not found:
+    names = [name for name, module in modules.items() if is_attention(module)]
+    if not names:
         raise ValueError(f"{type(model).__name__} has no attention layer to watch")
     if isinstance(layers, str):
         raise TypeError(f"layers must be a list of names, got the text {layers!r}: put it in a list")
-    unknown = [name for name in layers or [] if name not in found]
+    unknown = [name for name in layers or [] if name not in names]
     if unknown:
-        raise ValueError(f"layers must be among {', '.join(map(repr, found))}, got {', '.join(map(repr, unknown))}")
-    seen: Seen = {name: [] for name in (found if layers is None else layers)}
+        raise ValueError(f"layers must be among {', '.join(map(repr, names))}, got {', '.join(map(repr, unknown))}")
+    weights: Weights = {name: [] for name in (names if layers is None else layers)}
     with contextlib.ExitStack() as stack:
-        for name, record in seen.items():
-            listen(modules[name], record, top, stack)
+        for name, records in weights.items():
+            record_layer(modules[name], records, top, stack)
         for module in modules.values():
             if isinstance(module, nn.TransformerEncoderLayer):
-                for name, record in seen.items():
+                for name, records in weights.items():
                     if modules[name] is module.self_attn:
-                        stack.enter_context(LAYER.around(module, functools.partial(encoder_layer, module, record, top)))
-        yield seen
+                        wrapper = functools.partial(record_encoder_layer, module, records, top)
+                        stack.enter_context(ENCODER_LAYER.wrap(module, wrapper))
+        yield weights
 
 
-def attends(module: nn.Module) -> bool:
-    """Whether it is an attention layer: one of torch's, or one that holds an `Attend`."""
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module is an attention layer: torch's, or one that holds an `Attend`."""
     return isinstance(module, nn.MultiheadAttention) or isinstance(getattr(module, "attend", None), Attend)
 
 
-def listen(module: nn.Module, record: list[Tensor | Look], top: int | None, stack: contextlib.ExitStack) -> None:
-    """Have one attention layer's weights recorded."""
+def record_layer(module: nn.Module, records: list[Tensor | Look], top: int | None, stack: contextlib.ExitStack) -> None:
+    """Record the weights of one attention layer until the stack is closed."""
     if isinstance(module, nn.MultiheadAttention):
-        stack.enter_context(HEADS.around(module, functools.partial(torch_heads, module, record, top)))
-        stack.enter_context(wrapped(module, functools.partial(noticed, module, record)))
+        stack.enter_context(MULTI_HEAD.wrap(module, functools.partial(record_torch_heads, module, records, top)))
+        stack.enter_context(wrap_forward(module, functools.partial(warn_unless_recorded, module, records)))
         return
+    attend = module.attend
+    assert isinstance(attend, Attend)
 
-    attend: Any = module.attend
-
-    def hook(called: Any, args: Any, kwargs: Any) -> None:
+    def hook(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if called is not attend:
-            return  # a copy that was made in the meantime has the hook too
+            return  # a deep copy of the model, made while it is watched, has the hook too
         given = ATTEND.bind(attend, *args, **kwargs).arguments
         with torch.no_grad():
-            record.append(attend.look(given["query"], given["key"], given.get("mask"), top=top))
+            records.append(attend.look(given["query"], given["key"], given.get("mask"), top=top))
 
     handle = attend.register_forward_pre_hook(hook, with_kwargs=True)
     stack.callback(handle.remove)
 
 
-class Wrapped:
-    """A module's `forward` with wrappers around it, the last one outermost; they go in any order."""
+class WrappedForward:
+    """A module's `forward` with wrappers around it, the last one outermost; they may be removed in any order."""
 
     def __init__(self, forward: Forward, own: Forward | None) -> None:
         self.forward, self.own = forward, own
         self.wrappers: list[Wrapper] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         forward = self.forward
         for wrapper in self.wrappers:
             forward = functools.partial(wrapper, forward)
@@ -113,126 +114,189 @@ class Wrapped:
 
 
 @contextlib.contextmanager
-def wrapped(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
-    """`wrapper(forward, *args, **kwargs)` takes the place of a module's `forward` for the time."""
+def wrap_forward(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
+    """Call `wrapper(forward, *args, **kwargs)` instead of a module's `forward`."""
     own = module.__dict__.get("forward")
-    place = own if isinstance(own, Wrapped) else Wrapped(module.forward, own)
-    place.wrappers.append(wrapper)
-    module.forward = place
+    wrapped = own if isinstance(own, WrappedForward) else WrappedForward(module.forward, own)
+    wrapped.wrappers.append(wrapper)
+    module.forward = wrapped
     try:
         yield
     finally:
-        place.wrappers = [other for other in place.wrappers if other is not wrapper]
-        if not place.wrappers and module.__dict__.get("forward") is place:
-            if place.own is None:
+        wrapped.wrappers = [other for other in wrapped.wrappers if other is not wrapper]
+        if not wrapped.wrappers and module.__dict__.get("forward") is wrapped:
+            if wrapped.own is None:
                 del module.forward
             else:
-                module.forward = place.own
+                module.forward = wrapped.own
 
 
-class Base:
-    """A class of torch whose `forward` is listened to while those who override it run, and call it."""
+class TorchClass:
+    """A class of torch whose `forward` can be wrapped for single modules, also below a subclass that overrides it."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self.kind, self.forward = kind, kind.forward
         self.arguments = inspect.signature(kind.forward)
         self.lock = threading.Lock()
-        self.heard: list[tuple[nn.Module, Wrapper]] = []
+        self.wrappers: list[tuple[nn.Module, Wrapper]] = []
 
     @contextlib.contextmanager
-    def listening(self, module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
-        """`wrapper` is around the class's own `forward` where it is called for this module."""
+    def wrap_class(self, module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
+        """Wrap the class's own `forward` in the calls for this module."""
         entry = module, wrapper
         with self.lock:
-            if not self.heard:
-                self.forward, self.kind.forward = self.kind.forward, self.call()
-            self.heard = [*self.heard, entry]
+            if not self.wrappers:
+                self.forward, self.kind.forward = self.kind.forward, self._make_forward()
+            self.wrappers = [*self.wrappers, entry]
         try:
             yield
         finally:
             with self.lock:
-                self.heard = [other for other in self.heard if other is not entry]
-                if not self.heard:
+                self.wrappers = [other for other in self.wrappers if other is not entry]
+                if not self.wrappers:
                     self.kind.forward = self.forward
 
-    def call(self) -> Forward:
-        """What takes the place of the class's `forward`."""
+    def _make_forward(self) -> Forward:
+        """The function that replaces the class's `forward`."""
 
-        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            found = functools.partial(self.forward, module)
-            for listened, wrapper in self.heard:
-                if listened is module:
-                    found = functools.partial(wrapper, found)
-            return found(*args, **kwargs)
+        def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
+            call: Forward = functools.partial(self.forward, module)
+            for wrapped, wrapper in self.wrappers:
+                if wrapped is module:
+                    call = functools.partial(wrapper, call)
+            return call(*args, **kwargs)
 
         return forward
 
-    def around(self, module: nn.Module, wrapper: Wrapper) -> contextlib.AbstractContextManager[None]:
-        """`wrapper` is around the class's `forward`, also where the module's own has other arguments and calls it."""
+    def wrap(self, module: nn.Module, wrapper: Wrapper) -> contextlib.AbstractContextManager[None]:
+        """Wrap the class's `forward` for this module, even if the module's class overrides it and calls it."""
         if type(module).forward is self.kind.forward:
-            return wrapped(module, wrapper)
+            return wrap_forward(module, wrapper)
 
-        def outside(forward: Forward, *args: Any, **kwargs: Any) -> Any:
-            with self.listening(module, wrapper):
+        def outer(forward: Forward, *args: object, **kwargs: object) -> object:
+            with self.wrap_class(module, wrapper):
                 return forward(*args, **kwargs)
 
-        return wrapped(module, outside)
+        return wrap_forward(module, outer)
 
 
-HEADS, LAYER = Base(nn.MultiheadAttention), Base(nn.TransformerEncoderLayer)
+MULTI_HEAD, ENCODER_LAYER = TorchClass(nn.MultiheadAttention), TorchClass(nn.TransformerEncoderLayer)
 
 
-def noticed(module: nn.Module, record: list[Tensor | Look], forward: Forward, *args: Any, **kwargs: Any) -> Any:
-    """A layer that nothing is recorded of is not passed over in silence."""
-    before = len(record)
-    out = forward(*args, **kwargs)
-    if len(record) == before:
+def warn_unless_recorded(
+    module: nn.Module, records: list[Tensor | Look], forward: Forward, *args: object, **kwargs: object
+) -> object:
+    """Warn if a call recorded nothing."""
+    before = len(records)
+    output = forward(*args, **kwargs)
+    if len(records) == before:
         warnings.warn(
-            f"{type(module).__name__} has a forward of its own that does not call nn.MultiheadAttention's: what it"
-            " looks at is not recorded",
+            f"{type(module).__name__} overrides forward without calling nn.MultiheadAttention's: its weights are not"
+            " recorded",
             stacklevel=2,
         )
-    return out
+    return output
 
 
-def torch_heads(
+def record_torch_heads(
     module: nn.MultiheadAttention,
-    record: list[Tensor | Look],
+    records: list[Tensor | Look],
     top: int | None,
     forward: Forward,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """torch's attention, and what it looks at."""
-    out = forward(*args, **kwargs)
-    given = HEADS.arguments.bind(module, *args, **kwargs).arguments
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Call torch's attention, and record its weights."""
+    output = forward(*args, **kwargs)
+    given = MULTI_HEAD.arguments.bind(module, *args, **kwargs).arguments
     masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
-    record.append(torch_look(module, given["query"], given["key"], **masks, top=top))
-    return out
+    records.append(torch_look(module, given["query"], given["key"], **masks, top=top))
+    return output
 
 
-def encoder_layer(
+def record_encoder_layer(
     module: nn.TransformerEncoderLayer,
-    record: list[Tensor | Look],
+    records: list[Tensor | Look],
     top: int | None,
     forward: Forward,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """torch's encoder layer, and what its attention would look at where it was not called itself."""
-    before = len(record)
-    out = forward(*args, **kwargs)
-    if len(record) > before:
-        return out
-    given = LAYER.arguments.bind(module, *args, **kwargs).arguments
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Call torch's encoder layer, and record the weights of its attention if that was not called itself."""
+    before = len(records)
+    output = forward(*args, **kwargs)
+    if len(records) > before:
+        return output
+    given = ENCODER_LAYER.arguments.bind(module, *args, **kwargs).arguments
     x, padding = given["src"], given.get("src_key_padding_mask")
     with torch.no_grad():
         if x.is_nested:
             lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
             x = x.to_padded_tensor(0.0)
-            padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
+            padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)  # [batch, length]
         x = module.norm1(x) if module.norm_first else x
-        record.append(
+        records.append(
             torch_look(module.self_attn, x, x, key_padding_mask=padding, attn_mask=given.get("src_mask"), top=top)
         )
-    return out
+    return output
+
+
+@torch.no_grad()
+def torch_look(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    top: int | None = None,
+) -> Tensor | Look:
+    """The weights of torch's layer for the arguments of its `forward`: `[batch, heads, q, k]`, or the top ones.
+
+    Without a batch, `[heads, q, k]`. Keys that the layer adds itself (`bias_k`, `add_zero_attn`) come last.
+    """
+    batched = query.ndim == 3
+    if not batched:
+        query, key = query.unsqueeze(0), key.unsqueeze(0)
+    elif not module.batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)  # [batch, length, size]
+    query, key, added = project_heads(module, query, key)
+    mask: Mask | None = None
+    if attn_mask is not None:
+        shape = len(query), module.num_heads, *attn_mask.shape[-2:]
+        table = attn_mask.view(shape) if attn_mask.ndim == 3 else attn_mask  # [batch, heads, q, k] or [q, k]
+        mask = as_our_mask(table, added, query.dtype)
+    if key_padding_mask is not None:
+        table = key_padding_mask if batched else key_padding_mask.unsqueeze(0)
+        padding = as_our_mask(table[:, None, None], added, query.dtype)  # [batch, 1, 1, k]
+        mask = padding if mask is None else both(mask, padding)
+    if top is None:
+        weight = look(query, key, mask=mask)
+        return weight if batched else weight[0]
+    largest = look(query, key, mask=mask, top=top)
+    return largest if batched else Look(*(x[0] for x in largest))
+
+
+def project_heads(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Queries and keys of torch's layer, `[batch, heads, length, d]`, and the number of keys that it adds itself."""
+    if module.in_proj_weight is not None:
+        query_weight, key_weight, _ = module.in_proj_weight.chunk(3)
+    else:
+        query_weight, key_weight = module.q_proj_weight, module.k_proj_weight
+    query_bias, key_bias, _ = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    query, key = functional.linear(query, query_weight, query_bias), functional.linear(key, key_weight, key_bias)
+    added = []
+    if module.bias_k is not None:
+        added.append(module.bias_k.expand(len(key), 1, -1))
+    if module.add_zero_attn:
+        added.append(key.new_zeros(len(key), 1, key.shape[-1]))
+    key = torch.cat([key, *added], dim=1)
+    query, key = (x.reshape(*x.shape[:2], module.num_heads, module.head_dim).transpose(1, 2) for x in (query, key))
+    return query, key, len(added)
+
+
+def as_our_mask(table: Tensor, added: int, dtype: torch.dtype) -> Tensor:
+    """torch's boolean mask (True = may not attend) inverted, or its bias as it is; the added keys are visible."""
+    if table.dtype == torch.bool:
+        return functional.pad(~table, (0, added), value=True)
+    return functional.pad(table.to(dtype), (0, added))
