@@ -1,11 +1,11 @@
-"""Bags, models over them, and what they are asked."""
+"""Bags, models over them, targets, and the output that tests compare."""
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
-from regard.estimators.bags.estimator import BagClassifier, BagRegressor
-from regard.estimators.bags.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
+from regard.estimators.bags import BagClassifier, BagRegressor, FlatClassifier, FlatRegressor, QuadraticRegressor
 
 QUICK = {"learning_rate": 0.05, "epochs": 40, "verbose": False}
 MODELS = {
@@ -22,34 +22,43 @@ MODELS = {
     "rank 2": QuadraticRegressor(rank=2),
 }
 FLAT = {"flat classifier": FlatClassifier(), "flat regressor": FlatRegressor()}
-every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-any_model = pytest.mark.parametrize("model", [*MODELS.values(), *FLAT.values()], ids=[*MODELS, *FLAT])
+ALL = {**MODELS, **FLAT}
+SMALL_FRAME = pd.DataFrame({"bag": ["a", "b", "a"], "x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 2.0]})
+
+every_name = pytest.mark.parametrize("name", ALL)
+every_model = pytest.mark.parametrize("model", ALL.values(), ids=ALL)
+every_ragged_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
-def ragged(count=41, features=3, seed=0, most=7):
+def brief(model):
+    """The model, not fitted, with three epochs: for tests that need no quality."""
+    return clone(model).set_params(epochs=3) if hasattr(model, "epochs") else clone(model)
+
+
+def ragged_bags(count=41, features=3, seed=0, most=7):
     random = np.random.default_rng(seed)
     return [random.normal(size=(size, features)) for size in random.integers(1, most + 1, size=count)]
 
 
-def even(count=41, size=5, features=3, seed=0):
+def equal_bags(count=41, size=5, features=3, seed=0):
     return np.random.default_rng(seed).normal(size=(count, size, features))
 
 
-def target(model, bags):
+def target_for(model, bags):
     """Whether some instance is large in feature 0, or a number that depends on products."""
     if hasattr(model, "predict_proba"):
         return np.array([(np.asarray(bag)[:, 0] > 0.7).any() for bag in bags])
     return np.array([(bag[:, 0] * bag[:, 1] + 0.5 * bag[:, 2] ** 2).sum() for bag in bags])
 
 
-def answer(model, bags):
+def output_of(model, bags):
     return model.decision_function(bags) if hasattr(model, "decision_function") else model.predict(bags)
 
 
-def frame_of(bags, ids, seed=None):
-    """The long form, its rows in any order but that of the first of each bag."""
+def long_frame(bags, ids, seed=None):
+    """A row for each instance; with a seed, all rows but the first of each bag are shuffled."""
     bag = np.repeat(np.arange(len(bags)), [len(one) for one in bags])
-    frame = pd.DataFrame(np.concatenate(bags), columns=[f"f{place}" for place in range(bags[0].shape[1])])
+    frame = pd.DataFrame(np.concatenate(bags), columns=[f"f{index}" for index in range(bags[0].shape[1])])
     frame.insert(1, "molecule", np.asarray(ids)[bag])
     if seed is None:
         return frame
@@ -58,4 +67,5 @@ def frame_of(bags, ids, seed=None):
     return pd.concat([frame[first], rest])
 
 
-FRAME = pd.DataFrame({"bag": ["a", "b", "a"], "x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 2.0]})
+def symmetric_part(u, v):
+    return (np.outer(u, v) + np.outer(v, u)) / 2

@@ -1,16 +1,23 @@
-"""Quadratic forms over bags, in closed form, of a rank, and as u and v."""
+"""Quadratic forms over bags, in closed form, of a rank, and as u and v; and the flat models."""
 
 import numpy as np
 import pytest
-from helpers.bag_cases import ragged, target
+from helpers.bag_cases import (
+    FLAT,
+    equal_bags,
+    output_of,
+    ragged_bags,
+    symmetric_part,
+    target_for,
+)
 from numpy.testing import assert_allclose
 from sklearn.base import clone
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from regard.data.bags import as_bags
-from regard.estimators.bags.estimator import BagRegressor
+from regard.data.samples import planted_bags
+from regard.estimators.bags import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.estimators.bags.quadratic import (
-    QuadraticRegressor,
     fit_rank,
     gram,
     kernel,
@@ -23,23 +30,8 @@ from regard.estimators.bags.quadratic import (
 )
 
 
-def planted(features=20, count=60, size=5, seed=0):
-    random = np.random.default_rng(seed)
-    u, v = random.normal(size=(2, features))
-    bags = random.normal(size=(count, size, features))
-    return bags, np.einsum("bkd,bke,d,e->b", bags, bags, u, v), u, v
-
-
-def symmetric(u, v):
-    return (np.outer(u, v) + np.outer(v, u)) / 2
-
-
-def recovers(model, u, v):
-    return np.linalg.norm(symmetric(model.u_, model.v_) - symmetric(u, v)) < 1e-3 * np.linalg.norm(symmetric(u, v))
-
-
 def test_products_and_kernel_are_inner_products_of_matrices():
-    bags = as_bags(ragged(count=13, features=4))
+    bags = as_bags(ragged_bags(count=13, features=4))
     square = [bag.T @ bag for bag in bags]
     expected = np.array([[np.sum(a * b) for b in square] for a in square])
     table = products(bags)
@@ -47,48 +39,48 @@ def test_products_and_kernel_are_inner_products_of_matrices():
     assert_allclose(table @ table.T, expected, rtol=1e-12)
     assert_allclose(kernel(bags), expected, rtol=1e-12)
     assert_allclose(gram(bags), expected, rtol=1e-12)
-    few = as_bags(ragged(count=3, features=31))
+    few = as_bags(ragged_bags(count=3, features=31))
     assert_allclose(gram(few), kernel(few), rtol=1e-12)
     assert_allclose(symmetric_matrix(table[3], 4), square[3], rtol=1e-12)
 
 
 def test_the_kernel_is_the_same_in_blocks(monkeypatch):
-    bags = as_bags(ragged(count=13, features=4))
+    bags = as_bags(ragged_bags(count=13, features=4))
     expected = kernel(bags)
     monkeypatch.setattr("regard.estimators.bags.quadratic.KERNEL_BLOCK", 5 * len(bags.instances))
-    runs = list(bags.blocks(5))
-    assert len(runs) > 4
-    assert [place for run in runs for place in range(13)[run]] == list(range(13))
+    blocks = list(bags.blocks(5))
+    assert len(blocks) > 4
+    assert [index for block in blocks for index in range(13)[block]] == list(range(13))
     assert_allclose(kernel(bags), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("count", "solver"), [(10, "primal"), (9, "dual")])
-def test_ridge_is_the_same_by_both_ways(count, solver):
-    bags = as_bags(ragged(count=count, features=4))  # 10 products
+def test_ridge_is_the_same_by_both_solvers(count, solver):
+    bags = as_bags(ragged_bags(count=count, features=4))  # 10 products
     y = np.random.default_rng(1).normal(size=count)
     assert QuadraticRegressor().fit(bags, y).solver_ == solver
-    one, other = (ridge(bags, y, 0.37, how) for how in ("primal", "dual"))
+    one, other = (ridge(bags, y, 0.37, solver) for solver in ("primal", "dual"))
     assert_allclose(one.weight, other.weight, atol=1e-8)
     assert_allclose(one.constant, other.constant, atol=1e-8)
     theirs = Ridge(alpha=0.37).fit(products(bags), y)
     assert_allclose(one.constant + quadratic(bags, one.weight), theirs.predict(products(bags)), atol=1e-8)
 
 
-def test_scaling_leaves_the_model_what_it_is():
-    bags, y, u, v = planted(features=4, count=60)
+def test_scaling_does_not_change_the_model():
+    bags, y, u, v = planted_bags(60, features=4, noise=0.0)
     stretched = bags * [1.0, 1000.0, 0.001, 7.0]
     for standardise in (True, False):
         model = QuadraticRegressor(alpha=1e-9, standardise=standardise).fit(bags, y)
-        assert_allclose(model.weight_, symmetric(u, v), atol=1e-6)
+        assert_allclose(model.weight_, symmetric_part(u, v), atol=1e-6)
     model = QuadraticRegressor(alpha=1.0)
     assert_allclose(
         clone(model).fit(stretched, y).predict(stretched), clone(model).fit(bags, y).predict(bags), rtol=1e-7
     )
 
 
-def test_rank_is_a_limit_and_refining_helps():
-    bags, y, _, _ = planted(features=5, count=70)
-    y = y + 3 * np.random.default_rng(1).normal(size=len(y))
+def test_rank_is_a_limit_and_refining_reduces_the_loss():
+    bags, y, _, _ = planted_bags(70, features=5, noise=0.0)
+    y = y + 0.3 * np.random.default_rng(1).normal(size=len(y))
     full = QuadraticRegressor(alpha=0.5, standardise=False).fit(bags, y)
     assert_allclose(
         QuadraticRegressor(rank=5, alpha=0.5, standardise=False).fit(bags, y).weight_, full.weight_, atol=1e-5
@@ -97,8 +89,8 @@ def test_rank_is_a_limit_and_refining_helps():
     for rank in (1, 2, 3):
         model = QuadraticRegressor(rank=rank, alpha=0.5, standardise=False).fit(bags, y)
         assert np.linalg.matrix_rank(model.weight_, tol=1e-8) == rank
-        kept = np.argsort(-np.abs(value))[:rank]
-        cut = (vector[:, kept] * value[kept]) @ vector[:, kept].T
+        largest = np.argsort(-np.abs(value))[:rank]
+        cut = (vector[:, largest] * value[largest]) @ vector[:, largest].T
         losses = []
         for weight in (cut, model.weight_):
             error = y - quadratic(as_bags(bags), weight)
@@ -106,21 +98,21 @@ def test_rank_is_a_limit_and_refining_helps():
         assert losses[1] < losses[0] * (1 - 1e-6)
 
 
-def test_the_full_rank_comes_back_to_the_closed_form():
-    bags, y, _, _ = planted(features=4, count=30)
+def test_full_rank_converges_to_the_closed_form():
+    bags, y, _, _ = planted_bags(30, features=4, noise=0.0)
     full = ridge(as_bags(bags), y, 5.0).weight
     value, vector = np.linalg.eigh(full)
     away = (vector * value * np.linspace(0.5, 2.0, 4)) @ vector.T  # of the same signs
     assert_allclose(fit_rank(as_bags(bags), y, away, 4, 5.0), full, atol=1e-5)
 
 
-def test_the_gradient_of_a_rank_is_right():
-    bags, y, _, _ = planted(features=4, count=30)
+def test_fit_rank_ends_at_a_minimum():
+    bags, y, _, _ = planted_bags(30, features=4, noise=0.0)
     start = ridge(as_bags(bags), y, 1.0).weight
     weight = fit_rank(as_bags(bags), y, start, 2, 1.0)
     value, vector = np.linalg.eigh(weight)
-    kept = np.argsort(-np.abs(value))[:2]
-    sign, factor = np.sign(value[kept]), vector[:, kept] * np.sqrt(np.abs(value[kept]))
+    largest = np.argsort(-np.abs(value))[:2]
+    sign, factor = np.sign(value[largest]), vector[:, largest] * np.sqrt(np.abs(value[largest]))
 
     def loss(factor):
         whole = (factor * sign) @ factor.T
@@ -128,28 +120,19 @@ def test_the_gradient_of_a_rank_is_right():
         return np.sum((error - error.mean()) ** 2) + np.sum(whole**2)
 
     bumped = [loss(factor + 1e-4 * np.random.default_rng(seed).normal(size=factor.shape)) for seed in range(20)]
-    assert min(bumped) > loss(factor) - 1e-9  # it rests at a minimum
+    assert min(bumped) > loss(factor) - 1e-9  # no smaller loss nearby
 
 
-def test_u_and_v_are_read_off_the_eigenvectors():
+def test_u_and_v_follow_from_the_eigenvectors():
     random = np.random.default_rng(0)
     for _ in range(20):
         u, v = random.normal(size=(2, 6))
-        a, b = pair_of(symmetric(u, v))
-        assert_allclose(symmetric(a, b), symmetric(u, v), atol=1e-12)
+        a, b = pair_of(symmetric_part(u, v))
+        assert_allclose(symmetric_part(a, b), symmetric_part(u, v), atol=1e-12)
         unit = [x / np.linalg.norm(x) for x in (a, b, u, v)]
         cosine = np.abs([[unit[0] @ unit[2], unit[0] @ unit[3]], [unit[1] @ unit[2], unit[1] @ unit[3]]])
         assert_allclose(cosine.max(axis=1), 1, atol=1e-12)  # each is u or v, up to scale and swap
         assert cosine.argmax(axis=1).tolist() in ([0, 1], [1, 0])
-
-
-def test_a_spectral_start_finds_what_random_ones_miss():
-    bags, y, u, v = planted()  # 60 bags for 40 parameters; the full model has 210
-    model = BagRegressor("linear", weight_decay=0.0)
-    assert recovers(clone(model).set_params(init="spectral").fit(bags, y), u, v)
-    found = [recovers(clone(model).set_params(random_state=seed).fit(bags, y), u, v) for seed in range(5)]
-    assert not all(found)
-    assert any(found)
 
 
 def test_a_start_is_never_symmetric():
@@ -157,26 +140,9 @@ def test_a_start_is_never_symmetric():
     assert np.linalg.norm(u - v) > 0.1 * np.linalg.norm(u)  # where u = v, their gradients are equal too
 
 
-def test_u_that_is_v_is_found_too():
-    bags, _, u, _ = planted(features=4)
-    y = np.square(bags @ u).sum(axis=1)
-    model = BagRegressor("linear", init="spectral", weight_decay=0.0).fit(bags, y)
-    assert recovers(model, u, u)
-
-
-def test_linear_attention_is_the_formula():
-    bags = ragged(count=60)
-    y = target(BagRegressor(), bags)
-    model = BagRegressor("linear", init="spectral").fit(bags, y)
-    expected = [np.trace(bag.T @ bag @ np.outer(model.v_, model.u_)) + model.intercept_ for bag in bags]
-    assert_allclose(model.predict(bags), expected, rtol=1e-10)
-    size = np.abs((bags[7] @ model.v_) * (bags[7] @ model.u_))
-    assert_allclose(model.evidence(bags[7:8]).weight[0], np.sort(size / size.sum())[::-1])
-
-
 @pytest.mark.parametrize("solver", ["primal", "dual"])
-def test_bags_are_leave_one_out_whole(solver):
-    bags = as_bags([np.random.default_rng(place).normal(size=(4, 3)) for place in range(25)])
+def test_leave_one_out_leaves_out_whole_bags(solver):
+    bags = as_bags([np.random.default_rng(index).normal(size=(4, 3)) for index in range(25)])
     y = np.random.default_rng(99).normal(size=25) + bags.sums(bags.instances[:, 0] ** 2)
     table = products(bags)
     centred = table - table.mean(axis=0)
@@ -188,32 +154,51 @@ def test_bags_are_leave_one_out_whole(solver):
         value = np.maximum(value, 0)
     for alpha in (0.1, 3.0, 80.0):
         plain = []
-        for place in range(25):
-            some = np.delete(np.arange(25), place)
+        for index in range(25):
+            some = np.delete(np.arange(25), index)
             model = Ridge(alpha=alpha).fit(table[some], y[some])
-            plain.append(y[place] - model.predict(table[place : place + 1])[0])
+            plain.append(y[index] - model.predict(table[index : index + 1])[0])
         assert_allclose(leave_one_out(value, vector, y - y.mean(), alpha), plain, rtol=1e-8)
 
 
-def test_both_solvers_find_the_same_ridge():
-    bags = as_bags([np.random.default_rng(place).normal(size=(4, 3)) for place in range(25)])
+def test_both_solvers_choose_the_same_alpha():
+    bags = as_bags([np.random.default_rng(index).normal(size=(4, 3)) for index in range(25)])
     y = np.random.default_rng(99).normal(size=25) + bags.sums(bags.instances[:, 0] ** 2)
     assert_allclose(ridge(bags, y, None, "primal").weight, ridge(bags, y, None, "dual").weight, atol=1e-8)
 
 
-def test_evidence_of_linear_attention_does_not_depend_on_which_is_u():
-    bags = ragged(count=60)
-    model = BagRegressor("linear", init="spectral").fit(bags, target(BagRegressor(), bags))
-    before = model.evidence(bags)
-    model.u_, model.v_ = model.v_, model.u_
-    assert (model.evidence(bags).index == before.index).all()
+def test_flat_models_equal_scikit_learn():
+    bags = equal_bags()
+    flat = (bags - bags.mean(axis=(0, 1))) / bags.std(axis=(0, 1))
+    flat = flat.reshape(len(bags), -1)
+    label, y = target_for(FlatClassifier(), bags), target_for(FlatRegressor(), bags)
+    ours, theirs = FlatClassifier(C=0.3).fit(bags, label), LogisticRegression(C=0.3, max_iter=1000).fit(flat, label)
+    assert_allclose(ours.predict_proba(bags), theirs.predict_proba(flat), rtol=1e-6)
+    assert_allclose(FlatRegressor(alpha=2.0).fit(bags, y).predict(bags), Ridge(alpha=2.0).fit(flat, y).predict(flat))
+    weighted = FlatClassifier(class_weight={False: 1, True: 20}).fit(bags, label)
+    assert weighted.predict_proba(bags)[:, 1].mean() > ours.predict_proba(bags)[:, 1].mean() + 0.05
 
 
-def test_weight_decay_shrinks_linear_attention():
-    bags = ragged(count=60)
-    y = target(BagRegressor(), bags)
-    sizes = []
-    for decay in (0.0, 0.1, 10.0):
-        model = BagRegressor("linear", init="spectral", weight_decay=decay).fit(bags, y)
-        sizes.append(np.linalg.norm(model.u_) * np.linalg.norm(model.v_))
-    assert sizes[0] > 1.05 * sizes[1] > 1.05 * sizes[2]
+def test_a_weighted_flat_classifier_equals_scikit_learn():
+    bags = equal_bags()
+    label = np.arange(len(bags)) % 5 == 0
+    flat = np.asarray(bags).reshape(len(bags), -1)
+    for weight in ("balanced", {False: 1.0, True: 7.0}, None):
+        ours = FlatClassifier(class_weight=weight, standardise=False).fit(bags, label)
+        theirs = LogisticRegression(class_weight=weight, max_iter=1000).fit(flat, label)
+        assert_allclose(ours.decision_function(bags), theirs.decision_function(flat), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_the_order_of_instances_matters_to_a_flat_model(name, fitted):
+    bags, model = equal_bags(), fitted(name)
+    assert np.abs(output_of(model, bags[:, ::-1]) - output_of(model, bags)).max() > 0.1
+
+
+def test_flat_models_need_bags_of_one_size():
+    message = "the size of the first in training, 2 instances; bag 1 has 4"
+    with pytest.raises(ValueError, match=message):
+        FlatRegressor().fit([np.ones((2, 3)), np.ones((4, 3))], [0.0, 1.0])
+    model = FlatClassifier().fit(equal_bags(count=8), [0, 1] * 4)
+    with pytest.raises(ValueError, match="training, 5 instances; bag 0 has 4"):
+        model.predict(equal_bags(count=2, size=4))
