@@ -1,4 +1,4 @@
-"""Blocks and stacks beside torch's own layers, and beside the sums written out."""
+"""Blocks and stacks equal torch's layers and the sums written out; the fast path for single rows equals the blocks."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from regard import masks
+from regard.engines import one_query, openmp
 from regard.layers import (
     Alibi,
     Attention,
@@ -27,8 +28,11 @@ from regard.layers import (
     pre_norm,
     swiglu,
 )
+from regard.layers.blocks import FastBlocks
+from regard.scores import dot
 
 BATCH, LENGTH, MEMORY, SIZE, HEADS, HIDDEN = 2, 5, 7, 12, 3, 17
+WIDE, WIDE_HEADS = 24, 6  # of the tests of the fast path
 
 
 def like_torch(theirs, block):
@@ -200,12 +204,12 @@ def test_sizes_may_be_numpys():
         (
             lambda: make(cross=MultiHeadAttention(SIZE, HEADS))().double()(rand(1, 5, SIZE)),
             ValueError,
-            "a block with cross-attention needs a memory to look at, got none",
+            "a block with cross-attention needs a memory, got none",
         ),
         (
             lambda: Decoder(1, make()).double()(rand(1, 5, SIZE), rand(1, 7, SIZE)),
             ValueError,
-            "a block without cross-attention cannot look at a memory, got one",
+            "a block without cross-attention takes no memory, got one",
         ),
         (
             lambda: Dropout(0.5).add(rand(2, 3), rand(3)),
@@ -222,3 +226,157 @@ def test_what_does_not_fit_is_said(call, error, message):
 def test_a_stack_is_given_what_makes_its_blocks():
     with pytest.raises(TypeError, match=r"must make a new block each time it is called, lambda: Block\(…\)"):
         Encoder(2, Block(MultiHeadAttention(8, heads=2), FeedForward(8)))
+
+
+class Shifted(nn.Linear):
+    """A linear map that does more, as an adapter does."""
+
+    def forward(self, x):
+        return super().forward(x) + 1.0
+
+
+class Doubled(FeedForward):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def fast_decoder(**parts):
+    attention = {name: parts.pop(name) for name in ("kv_heads", "positions", "score", "bias") if name in parts}
+    made = parts.pop("feed_forward", lambda: FeedForward(WIDE, 31, activation=swiglu))
+    torch.manual_seed(1)
+    blocks = Decoder(2, lambda: Block(MultiHeadAttention(WIDE, WIDE_HEADS, **attention), made(), **parts))
+    for parameter in blocks.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return blocks.double().eval()
+
+
+def run_steps(model, x, **more):
+    cache = model.cache(LENGTH)
+    with torch.no_grad():
+        return torch.cat([model(row, cache=cache, **more) for row in x.split(1, dim=1)], dim=1), cache
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"bias": False, "norm": nn.RMSNorm, "kv_heads": 2, "positions": Rotary(4)},
+        {"residual": post_norm, "norm": lambda size: nn.LayerNorm(size, eps=0.1), "kv_heads": 1},
+        {"feed_forward": lambda: FeedForward(WIDE, activation=torch.relu, bias=False)},
+    ],
+    ids=["plain", "llama", "post", "relu"],
+)
+def test_the_fast_path_gives_what_the_blocks_give(parts, batch):
+    model, x = fast_decoder(**parts), rand(batch, LENGTH, WIDE)
+    found, cache = run_steps(model, x)
+    assert cache.fast_blocks.blocks
+    assert_close(found, model(x))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"positions": Alibi(WIDE_HEADS)},
+        {"score": dot},
+        {"residual": lambda x, norm, branch, add: add(x, 0.5 * branch(norm(x)))},
+        {"feed_forward": lambda: Doubled(WIDE, 31)},
+    ],
+    ids=["alibi", "score", "residual", "feed_forward"],
+)
+def test_blocks_that_are_not_standard_are_called(parts):
+    model, x = fast_decoder(**parts), rand(3, LENGTH, WIDE)
+    found, cache = run_steps(model, x)
+    assert not cache.fast_blocks.blocks
+    assert_close(found, model(x))
+
+
+def test_what_replaces_a_linear_map_is_called():
+    for name in ("attention.input", "attention.output", "feed_forward.input", "feed_forward.output"):
+        model, x = fast_decoder(), rand(3, LENGTH, WIDE)
+        before = model.blocks[1].get_submodule(name)
+        model.blocks[1].set_submodule(name, Shifted(before.in_features, before.out_features).double().eval())
+        assert_close(run_steps(model, x)[0], model(x))
+
+
+def test_the_fast_path_is_left_when_hooks_or_training_begin_midway():
+    model, x, calls = fast_decoder(dropout=0.5), rand(2, LENGTH, WIDE), []
+    cache = model.cache(LENGTH)
+    with torch.no_grad():
+        model(x[:, :1], cache=cache)
+        assert cache.fast_blocks.is_usable()
+        handle = model.blocks[1].feed_forward.register_forward_hook(lambda *_: calls.append(1))
+        found = model(x[:, 1:2], cache=cache)
+        handle.remove()
+        assert calls == [1]
+        assert_close(found, model(x[:, :2])[:, 1:])
+        everywhere = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(2))
+        model(x[:, 2:3], cache=cache)
+        everywhere.remove()
+        assert calls.count(2) > 10
+        model.blocks[0].dropout.train()
+        assert not cache.fast_blocks.is_usable()
+        first, second = (run_steps(model, x)[0] for _ in range(2))
+        assert not torch.allclose(first, second)
+
+
+def test_the_fast_path_uses_weights_changed_between_two_runs():
+    model, x = fast_decoder(), rand(5, LENGTH, WIDE)
+    run_steps(model, x)
+    with torch.no_grad():
+        model.blocks[0].attention.input.weight.mul_(1.5)
+    assert_close(run_steps(model, x)[0], model(x))
+
+
+def test_under_gradients_a_cache_raises_and_a_memory_is_checked():
+    model, x = fast_decoder(), rand(2, LENGTH, WIDE)
+    with pytest.raises(RuntimeError, match="stores no history for gradients"):
+        model(x[:, :1], cache=model.cache(LENGTH))
+    with torch.no_grad(), pytest.raises(ValueError, match="takes no memory, got one"):
+        model(x[:, :1], rand(2, 3, WIDE), cache=model.cache(LENGTH))
+    crossing = fast_decoder(cross=MultiHeadAttention(WIDE, WIDE_HEADS))
+    with torch.no_grad(), pytest.raises(ValueError, match="needs a memory"):
+        crossing(x[:, :1], cache=crossing.cache(LENGTH))
+    assert not FastBlocks(nn.ModuleList([nn.Identity()]), 1).is_usable()
+
+
+def test_a_feed_forward_calls_what_replaces_its_output():
+    layer, x, calls = FeedForward(WIDE, 31).double(), rand(3, WIDE), []
+    before = layer(x)
+    handle = layer.output.register_forward_hook(lambda *_: calls.append(1))
+    assert_close(layer(x), before)
+    assert calls == [1]
+    handle.remove()
+    shifted = Shifted(31, WIDE).double()
+    shifted.load_state_dict(layer.output.state_dict())
+    layer.output = shifted
+    assert_close(layer(x), before + 1)
+
+
+@pytest.mark.skipif(not openmp.team(), reason="torch has no GNU OpenMP here")
+@pytest.mark.parametrize("attention", [{}, {"kv_heads": 2, "positions": Rotary(32)}], ids=["plain", "llama"])
+def test_with_many_cached_keys_the_loop_gives_the_same(monkeypatch, attention):
+    monkeypatch.setattr(one_query, "WORTH", 0)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: pytest.fail("torch was asked"))
+    torch.manual_seed(1)
+    model = Decoder(2, lambda: Block(MultiHeadAttention(192, 6, **attention), FeedForward(192))).eval()
+    x = torch.randn(5, LENGTH, 192)
+    found, _ = run_steps(model, x)
+    monkeypatch.undo()
+    assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_fast_path_is_left_when_a_forward_is_replaced():
+    model, x = fast_decoder(), rand(2, LENGTH, WIDE)
+    cache = model.cache(LENGTH)
+    linear = model.blocks[0].attention.input
+    forward = linear.forward
+    with torch.no_grad():
+        first, _ = run_steps(model, x)
+        assert_close(first, model(x))
+        model(x[:, :1], cache=cache)  # the fast path is prepared before
+        cache.blocks[0].own.truncate(0), cache.blocks[1].own.truncate(0)
+        linear.forward = lambda x: 2 * forward(x)
+        steps = [model(x[:, t : t + 1], cache=cache) for t in range(LENGTH)]
+        assert_close(torch.cat(steps, dim=1), model(x))
+        assert not torch.allclose(model(x), first)

@@ -1,15 +1,16 @@
 """Layers: modules that hold weights and call `regard.attend`.
 
-    Attention, SelfAttention                 one head, from one input to another or to itself
-    MultiHeadAttention                       several heads, grouped queries, torch's layer and back
-    ConvSelfAttention                        on a grid
-    Sinusoidal, LearnedPositions, Rotary, Alibi       positions; RotaryScaling, Rotary's for longer sequences
-    FeedForward, gelu_tanh, swiglu, GatedActivation    what a block does with each row alone
-    Block, Encoder, Decoder                  the Transformer's parts; pre_norm, post_norm, Dropout
-    Cache, KeyValues                         keys and values kept for writing on
-    watch                                    what any of them look at while a model runs
+    Attention, SelfAttention                 one head, to another input or to itself
+    MultiHeadAttention                       several heads, grouped queries; from and to torch's layer
+    ConvSelfAttention                        self-attention on a grid
+    Sinusoidal, LearnedPositions             positions that are added to rows
+    Rotary, RotaryScaling, Alibi             positions inside attention
+    FeedForward                              with gelu_tanh, swiglu and other GatedActivations
+    Block, Encoder, Decoder                  the parts of a Transformer; pre_norm, post_norm, Dropout
+    Cache, KeyValues                         cached keys and values for decoding
+    watch                                    the attention weights of any model while it runs
 
-Every layer has `look`, which says what it looks at. No layer keeps anything between calls.
+Every attention layer has `look`, which returns its weights. No layer stores anything between calls.
 """
 
 from regard.layers.attention import Attend, Attention, SelfAttention

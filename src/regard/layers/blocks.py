@@ -1,12 +1,12 @@
-"""Blocks of a Transformer, and stacks of them (Vaswani et al. 2017, section 3.1).
+"""Blocks of a Transformer, stacks of them, and their fast path for decoding (Vaswani et al. 2017, section 3.1).
 
-A block is two residual sums, three where it also looks at a memory:
+A block is two residual sums, three with cross-attention to a memory:
 
     x ← x + attention(norm(x))          x ← norm(x + attention(x))
     x ← x + feed_forward(norm(x))       x ← norm(x + feed_forward(x))
             pre-norm                            post-norm
 
-What it is made of is passed in, so that the variants are compositions:
+Its parts are passed in, so that the variants are compositions:
 
     GPT-2     Block(MultiHeadAttention(768, 12), FeedForward(768, activation=gelu_tanh))
     BERT      Block(MultiHeadAttention(768, 12), FeedForward(768), residual=post_norm,
@@ -14,30 +14,37 @@ What it is made of is passed in, so that the variants are compositions:
     Llama     Block(MultiHeadAttention(512, 8, kv_heads=4, positions=Rotary(64), bias=False),
                     FeedForward(512, 1376, activation=swiglu, bias=False), norm=nn.RMSNorm)
     Vaswani   Block(MultiHeadAttention(512, 8), FeedForward(512, activation=torch.relu), residual=post_norm)
+
+The fast path is for one new row per sequence, after a cache. There, a call costs more than its arithmetic: the module
+call, the checks, separate products. So with the first single row a cache prepares the standard blocks once for the run
+(`FastBlocks`): weights at hand, for several sequences also transposed, so that a product of few rows reads them in
+order. Results are those of `Block`. Blocks with other parts, with hooks or in training are called as usual.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.attend import Look
-from regard.checks import check_rows, positive
-from regard.layers.cache import BlockCache, Cache
-from regard.layers.fast_decode import Steps
-from regard.layers.feed_forward import Dropout
+from regard.checks import check_rows, hooks_of, is_plain_linear, positive
+from regard.engines.one_query import attend_one, fits
+from regard.layers.cache import BlockCache, Cache, KeyValues
+from regard.layers.feed_forward import Dropout, FeedForward
 from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
+from regard.scores import scaled_dot
 
-Branch = Callable[[Tensor], Tensor]
+Rows = Callable[[Tensor], Tensor]  # a map of rows [..., size]
 Add = Callable[[Tensor, Tensor], Tensor]
-Residual = Callable[[Tensor, Branch, Branch, Add], Tensor]
+Residual = Callable[[Tensor, Rows, Rows, Add], Tensor]  # (x, norm, branch, add) -> the sum
 
 
-def pre_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
-    """x + branch(norm(x)): the sum itself is never normalised, which trains without a warm-up (Xiong et al. 2020).
+def pre_norm(x: Tensor, norm: Rows, branch: Rows, add: Add) -> Tensor:
+    """x + branch(norm(x)): the sum itself is not normalised, which trains without a warm-up (Xiong et al. 2020).
 
     >>> import torch
     >>> pre_norm(torch.tensor(1.0), torch.neg, torch.abs, torch.add).item()
@@ -46,7 +53,7 @@ def pre_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
     return add(x, branch(norm(x)))
 
 
-def post_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
+def post_norm(x: Tensor, norm: Rows, branch: Rows, add: Add) -> Tensor:
     """norm(x + branch(x)), as in the first Transformer.
 
     >>> import torch
@@ -57,14 +64,14 @@ def post_norm(x: Tensor, norm: Branch, branch: Branch, add: Add) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward, each with a norm and a residual sum; cross-attention between them where given.
+    """Attention and a feed-forward, each with a norm and a residual sum; optionally cross-attention between them.
 
     attention      self-attention, a `MultiHeadAttention`
     feed_forward   a `FeedForward`, or any module on rows
     cross          attention to a memory, a `MultiHeadAttention`
     norm           makes a norm from a size: `nn.LayerNorm`, `nn.RMSNorm`, or any callable
-    residual       `pre_norm`, `post_norm`, or any callable of their arguments
-    dropout        the share of each branch's output dropped in training
+    residual       `pre_norm`, `post_norm`, or any callable with their arguments
+    dropout        fraction of each branch's output dropped in training
 
     x `[batch, length, size]` gives the same shape.
 
@@ -106,34 +113,34 @@ class Block(nn.Module):
         memory_mask: Mask | None = None,
         cache: BlockCache | None = None,
     ) -> Tensor:
-        """The sums. `mask` is of x by x, `memory_mask` of x by the memory; a cache as in `MultiHeadAttention`."""
+        """The residual sums. `mask` is of x by x, `memory_mask` of x by the memory; for `cache` see `Decoder`."""
         check_rows("x", x, self.attention.size, rank=3)
-        own, kept = cache or (None, None)
+        own, stored = cache or (None, None)
         add = self.dropout.add
         x = self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask, cache=own), add)
-        self.check_memory(memory)
+        self._check_memory(memory)
         if self.has_cross:
-            x = self.residual(x, self.cross_norm, lambda x: self.cross(x, memory, mask=memory_mask, cache=kept), add)
+            x = self.residual(x, self.cross_norm, lambda x: self.cross(x, memory, mask=memory_mask, cache=stored), add)
         return self.residual(x, self.feed_forward_norm, self.feed_forward, add)
 
-    def check_memory(self, memory: Tensor | None) -> None:
-        """A memory is what cross-attention looks at, and nothing else does."""
-        if self.has_cross != (memory is not None):
-            raise ValueError(
-                "a block with cross-attention needs a memory to look at, got none"
-                if self.has_cross
-                else "a block without cross-attention cannot look at a memory, got one: make it with cross="
-            )
+    def _check_memory(self, memory: Tensor | None) -> None:
+        """Raise unless there is a memory exactly if there is cross-attention."""
+        if self.has_cross and memory is None:
+            raise ValueError("a block with cross-attention needs a memory, got none")
+        if not self.has_cross and memory is not None:
+            raise ValueError("a block without cross-attention takes no memory, got one: make the block with cross=")
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
-        """What its self-attention looks at, `[batch, heads, length, length]`, or the `top` largest of each query."""
-        with torch.no_grad(), watch(self, layers=["attention"], top=top) as seen:
+        """The weights of its self-attention, `[batch, heads, length, length]`, or the `top` largest of each query."""
+        with torch.no_grad(), watch(self, layers=["attention"], top=top) as weights:
             self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask), lambda x, _: x)
-        return seen["attention"][0]
+        return weights["attention"][0]
 
 
 class Stack(nn.Module):
-    """Blocks one after the other; what `Encoder` and `Decoder` share."""
+    """Blocks one after the other: the base of `Encoder` and `Decoder`."""
+
+    blocks: nn.ModuleList
 
     def __init__(self, blocks: int, block: Callable[[], Block], *, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -142,29 +149,30 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(block() for _ in range(positive("blocks", blocks)))
         self.norm = norm or nn.Identity()
 
-    def watched(self, run: Callable[[], Tensor], top: int | None) -> list[Tensor | Look]:
-        """What each block's self-attention looks at in one run, first to last."""
-        names: dict[Any, str] = {}  # one block may stand in several places
-        for place, block in enumerate(self.blocks):
-            names.setdefault(block.attention, f"blocks.{place}.attention")
-        with torch.no_grad(), watch(self, layers=list(names.values()), top=top) as seen:
+    def _watch_blocks(self, run: Callable[[], Tensor], top: int | None) -> list[Tensor | Look]:
+        """The weights of each block's self-attention in one run, first to last."""
+        names: dict[nn.Module, str] = {}  # one block may be used several times
+        attentions = [block.get_submodule("attention") for block in self.blocks]
+        for index, attention in enumerate(attentions):
+            names.setdefault(attention, f"blocks.{index}.attention")
+        with torch.no_grad(), watch(self, layers=list(names.values()), top=top) as weights:
             run()
-        found = {name: iter(looks) for name, looks in seen.items()}
-        return [next(found[names[block.attention]]) for block in self.blocks]
+        records = {name: iter(found) for name, found in weights.items()}
+        return [next(records[names[attention]]) for attention in attentions]
 
 
 class Encoder(Stack):
-    """A stack of blocks that all see everything a mask lets them see.
+    """A stack of blocks in which every row attends to all rows that the mask allows.
 
-    blocks   how many
-    block    makes one; it is called that many times
-    norm     what the last block's output goes through, such as `nn.LayerNorm(size)` after pre-norm blocks
+    blocks   number of blocks
+    block    makes one block; it is called once for each
+    norm     applied to the output of the last block, such as `nn.LayerNorm(size)` after pre-norm blocks
 
     >>> import torch
     >>> from regard.layers import FeedForward
     >>> encoder = Encoder(2, lambda: Block(MultiHeadAttention(16, heads=4), FeedForward(16)), norm=nn.LayerNorm(16))
     >>> x = torch.randn(3, 5, 16)
-    >>> encoder(x).shape, [found.index.shape for found in encoder.look(x, top=2)]
+    >>> encoder(x).shape, [largest.index.shape for largest in encoder.look(x, top=2)]
     (torch.Size([3, 5, 16]), [torch.Size([3, 4, 5, 2]), torch.Size([3, 4, 5, 2])])
     """
 
@@ -175,14 +183,14 @@ class Encoder(Stack):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> list[Tensor | Look]:
-        """What each block looks at, first to last: weights `[batch, heads, length, length]`, or the `top` largest."""
-        return self.watched(lambda: self(x, mask=mask), top)
+        """The weights of each block, first to last: `[batch, heads, length, length]`, or the `top` largest."""
+        return self._watch_blocks(lambda: self(x, mask=mask), top)
 
 
 class Decoder(Stack):
-    """A stack of blocks that see themselves and what came before, and a memory where their blocks have cross-attention.
+    """A stack of blocks in which every row attends to itself and earlier rows, and to a memory if blocks have `cross`.
 
-    The arguments are those of `Encoder`. The output at t does not change when what comes after t does.
+    The arguments are those of `Encoder`. The output at t does not depend on what comes after t.
 
     >>> import torch
     >>> from regard.layers import FeedForward
@@ -207,60 +215,167 @@ class Decoder(Stack):
     ) -> Tensor:
         """x `[batch, length, size]`, memory `[batch, rows, key_size]`.
 
-        mask          beside the causal one, such as `padding(lengths)`
-        memory_mask   which rows of the memory may be looked at
-        cache         from `cache(max_length)`: x then stands behind what was given with it before
+        mask          in addition to the causal one, such as `padding(lengths)`
+        memory_mask   which rows of the memory may be attended to
+        cache         from `cache(max_length)`: x follows the rows of earlier calls with the same cache
         """
-        kept = cache.blocks if cache else [None] * len(self.blocks)
-        if len(kept) != len(self.blocks):
-            raise ValueError(f"the cache is for {len(kept)} blocks, got a decoder of {len(self.blocks)}")
+        caches = cache.blocks if cache else [None] * len(self.blocks)
+        if len(caches) != len(self.blocks):
+            raise ValueError(f"the cache is for {len(caches)} blocks, got a decoder of {len(self.blocks)}")
         if cache is None:
-            return self.run(x, memory, mask, memory_mask, kept)
+            return self._run(x, memory, mask, memory_mask, caches)
         start = cache.length
         try:
             if mask is None and x.ndim == 3 and x.shape[1] == 1 and len(x) and not torch.is_grad_enabled():
-                stepped = self.step(x, memory, memory_mask, cache)
-                if stepped is not None:
-                    return stepped
-            return self.run(x, memory, mask, memory_mask, kept)
+                output = self._run_fast(x, memory, memory_mask, cache)
+                if output is not None:
+                    return output
+            return self._run(x, memory, mask, memory_mask, caches)
         except BaseException:
-            cache.truncate(start)  # some blocks have read the new rows, and some have not
+            cache.truncate(start)  # the caches of the first blocks may have the new rows, and the others not
             raise
 
-    def run(
+    def _run(
         self,
         x: Tensor,
         memory: Tensor | None,
         mask: Mask | None,
         memory_mask: Mask | None,
-        kept: Sequence[BlockCache | None],
+        caches: Sequence[BlockCache | None],
     ) -> Tensor:
-        """All blocks, each with what it keeps."""
+        """All blocks, each with its cache."""
         mask = causal if mask is None else both(causal, mask)
-        for block, own in zip(self.blocks, kept, strict=True):
-            x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=own)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=cache)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: Cache) -> Tensor | None:
-        """One new row for each sequence, `[batch, 1, size]`, the quick way; None where there is none."""
-        if cache.steps is None:
-            cache.steps = Steps(self.blocks, len(x))
-        if not cache.steps.can():
+    def _run_fast(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: Cache) -> Tensor | None:
+        """All blocks for one new row of each sequence, `[batch, 1, size]`; None if the fast path cannot be used."""
+        if not isinstance(cache.fast_blocks, FastBlocks):
+            cache.fast_blocks = FastBlocks(self.blocks, len(x))
+        fast = cache.fast_blocks
+        if not fast.is_usable():
             return None
-        first: Block = cache.steps.blocks[0].block
+        first = fast.blocks[0].block
         check_rows("x", x, first.attention.size, rank=3)
-        first.check_memory(memory)
-        rows = x.squeeze(1)
-        for quick, own in zip(cache.steps.blocks, cache.blocks, strict=True):
-            rows = quick(rows, memory, memory_mask, own)
+        first._check_memory(memory)
+        rows = x.squeeze(1)  # [batch, size]
+        for block, own in zip(fast.blocks, cache.blocks, strict=True):
+            rows = block(rows, memory, memory_mask, own)
         return self.norm(rows.unsqueeze(1))  # type: ignore[no-any-return]
 
     def cache(self, max_length: int) -> Cache:
-        """An empty cache for sequences of at most so many rows."""
+        """An empty cache for sequences of at most this number of rows."""
         return Cache(len(self.blocks), max_length)
 
     def look(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Mask | None = None, top: int | None = None
     ) -> list[Tensor | Look]:
-        """What each block's self-attention looks at, first to last; see `Encoder.look`."""
-        return self.watched(lambda: self(x, memory, mask=mask), top)
+        """The weights of each block's self-attention, first to last; see `Encoder.look`."""
+        return self._watch_blocks(lambda: self(x, memory, mask=mask), top)
+
+
+TRANSPOSE_FROM = 4
+"""Number of sequences from which the fast path uses transposed weights."""
+
+
+def fast_linear(linear: nn.Linear, rows: int) -> Rows:
+    """The linear map of `[rows, size]`."""
+    if rows < TRANSPOSE_FROM:
+        return partial(functional.linear, weight=linear.weight, bias=linear.bias)
+    weight = linear.weight.t().contiguous()  # [in, out]
+    if linear.bias is None:
+        return lambda x: torch.mm(x, weight)
+    return lambda x: torch.addmm(linear.bias, x, weight)
+
+
+def fast_norm(norm: nn.Module) -> Rows:
+    """The norm, without a module call if it is torch's `nn.LayerNorm`."""
+    if type(norm) is not nn.LayerNorm:
+        return norm
+    return lambda x: torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def fast_feed_forward(layer: FeedForward, rows: int) -> Rows:
+    """A `FeedForward` of `[rows, size]`."""
+    first, second, activation = fast_linear(layer.input, rows), fast_linear(layer.output, rows), layer.activation
+    return lambda x: second(activation(first(x)))
+
+
+class FastSelfAttention:
+    """Self-attention of one new row to the cached ones and itself."""
+
+    def __init__(self, layer: MultiHeadAttention, rows: int) -> None:
+        self.input, self.output = fast_linear(layer.input, rows), fast_linear(layer.output, rows)
+        self.heads, self.kv_heads, self.size = layer.heads, layer.kv_heads, layer.head_size
+        self.positions = layer.positions
+
+    def __call__(self, x: Tensor, cache: KeyValues) -> Tensor:
+        rows = x.shape[0]
+        qkv = self.input(x).view(rows, -1, 1, self.size)  # [rows, heads + 2 · kv_heads, 1, d]
+        query = qkv.narrow(1, 0, self.heads)
+        new = qkv.narrow(1, self.heads, 2 * self.kv_heads).view(rows, 2, self.kv_heads, 1, self.size)
+        if self.positions is None:
+            key, value = cache.append_both(new)
+        else:
+            start = cache.length
+            query = self.positions.rotate(query, start)
+            key, value = cache.append(self.positions.rotate(new.select(1, 0), start), new.select(1, 1))
+        if cache.store is not None and fits(query, cache.store):
+            return self.output(attend_one(query.squeeze(2), cache.store, cache.length).view(rows, -1))
+        if self.kv_heads != self.heads:  # the query heads of a group become the queries of one head
+            query = query.reshape(rows, self.kv_heads, -1, self.size)  # [rows, kv_heads, groups, d]
+        mean = functional.scaled_dot_product_attention(query, key, value)
+        return self.output(mean.reshape(rows, -1))  # [rows, heads · d]
+
+
+class FastBlock:
+    """A `Block` for single rows `[rows, size]`."""
+
+    def __init__(self, block: Block, rows: int) -> None:
+        assert isinstance(block.feed_forward, FeedForward)
+        self.block, self.residual, self.attention = block, block.residual, FastSelfAttention(block.attention, rows)
+        self.feed_forward = fast_feed_forward(block.feed_forward, rows)
+        self.norm, self.feed_forward_norm = fast_norm(block.attention_norm), fast_norm(block.feed_forward_norm)
+
+    def __call__(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: BlockCache) -> Tensor:
+        x = self.residual(x, self.norm, lambda x: self.attention(x, cache.own), torch.add)
+        if memory is not None:
+
+            def cross(x: Tensor) -> Tensor:  # as the block has it, with a length of 1
+                output: Tensor = self.block.cross(x.unsqueeze(1), memory, mask=memory_mask, cache=cache.memory)
+                return output.squeeze(1)
+
+            x = self.residual(x, self.block.cross_norm, cross, torch.add)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, torch.add)
+
+
+def is_standard(block: nn.Module) -> bool:
+    """Whether the fast path knows all parts of a block: what replaces one, such as an adapter, must be called."""
+    if type(block) is not Block or type(block.attention) is not MultiHeadAttention:
+        return False
+    attention, feed_forward = block.attention, block.feed_forward
+    return (
+        block.residual in (pre_norm, post_norm)
+        and type(feed_forward) is FeedForward
+        and attention.packed
+        and attention.attend.score is scaled_dot
+        and (attention.positions is None or attention.positions.bias(None) is None)
+        and all(map(is_plain_linear, (attention.input, attention.output, feed_forward.input, feed_forward.output)))
+    )
+
+
+class FastBlocks:
+    """The blocks of a decoder, prepared for single rows; none if one of them is not standard."""
+
+    def __init__(self, blocks: nn.ModuleList, rows: int) -> None:
+        standard = [block for block in blocks if isinstance(block, Block) and is_standard(block)]
+        self.blocks = [FastBlock(block, rows) for block in standard] if len(standard) == len(blocks) else []
+        parts = [part for block in blocks for part in block.modules()]
+        self.hooks, self.attributes = hooks_of(parts), [vars(part) for part in parts]
+
+    def is_usable(self) -> bool:
+        """Whether no part of the blocks has hooks, a replaced forward, or is in training."""
+        if not self.blocks or any(self.hooks):
+            return False
+        return not any(own["training"] or "forward" in own for own in self.attributes)

@@ -11,7 +11,7 @@ layer stores it.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,7 +160,7 @@ class Cache:
         self.max_length = positive("max_length", max_length)
         self.blocks = [BlockCache(KeyValues(max_length), KeyValues()) for _ in range(positive("blocks", blocks))]
         self.origin: Tensor | None = None  # [sequences], see `update_origin`
-        self.steps: Any = None  # the blocks prepared for single rows, see `regard.layers.fast_decode`
+        self.fast_blocks: object = None  # the blocks prepared for single rows, see `regard.layers.blocks`
 
     @property
     def length(self) -> int:
@@ -174,7 +174,7 @@ class Cache:
             if not length:
                 memory.truncate(0)
         if not length:
-            self.origin = self.steps = None
+            self.origin = self.fast_blocks = None
 
     def select(self, rows: Tensor) -> None:
         """Reorder the sequences: sequence i becomes the former `rows[i]`; rows may be repeated or left out."""
