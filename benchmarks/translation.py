@@ -37,7 +37,7 @@ from regard import Translator, load, look
 from regard.data.sentence_pairs import PADDING, PairBatch, TokenBatches, pair_batch
 from regard.data.tokenizers import vocabularies
 from regard.estimators.common import adamw
-from regard.estimators.translation.decoding import searched
+from regard.estimators.translation.training import length_limit, translate_tokens
 from regard.layers import Block, Decoder, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
 from regard.masks import padding
 from regard.models.recurrent import Bahdanau, bahdanau
@@ -259,7 +259,8 @@ def beam_search(data: Path, model: Path | None) -> Finding:
     else:
         translator = load(model)
     sources = translator.vocabularies_.coded(parts[PARTS[-1]].source)
-    search = partial(searched, translator.model_, size=5, penalty=1.0, longest=translator.longest)
+    limit = length_limit(translator.longest_target_, translator.longest)
+    search = partial(translate_tokens, translator.model_, limit=limit, size=5, penalty=1.0)
     search(sources[:50])
     began = time.perf_counter()
     together = search(sources)

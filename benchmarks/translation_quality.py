@@ -21,7 +21,7 @@ import torch
 from benchmarks.harness import THREADS, machine
 from regard import Translator
 from regard.data.sentence_pairs import read_lines
-from regard.estimators.translation.scores import translation_score
+from regard.estimators.translation.evidence import translation_score
 from regard.training import ProcessGroup
 
 PARTS = ("train", "val", "test_2016_flickr")

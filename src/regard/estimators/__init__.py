@@ -13,8 +13,7 @@ from regard.estimators.captioning.evidence import CaptionEvidence
 from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
 from regard.estimators.tables.evidence import Evidence
 from regard.estimators.translation.estimator import Translator
-from regard.estimators.translation.evidence import Alignment
-from regard.estimators.translation.scores import TranslationScore
+from regard.estimators.translation.evidence import Alignment, TranslationScore
 from regard.estimators.writing.estimator import Writer
 from regard.estimators.writing.evidence import TextEvidence
 from regard.saving import read

@@ -184,9 +184,9 @@ def test_evidence_passes_over_empty_lines(model, tmp_path):
 
 
 def test_who_stops_is_told_how_it_goes_on(monkeypatch):
-    from regard.estimators.translation import training as translation_learning
+    from regard.estimators.translation import estimator as module
 
-    loss, calls = translation_learning.loss, []
+    loss, calls = module.mean_loss, []
 
     def stopped(*given):
         calls.append(1)
@@ -194,6 +194,6 @@ def test_who_stops_is_told_how_it_goes_on(monkeypatch):
             raise KeyboardInterrupt
         return loss(*given)
 
-    monkeypatch.setattr(translation_learning, "loss", stopped)
+    monkeypatch.setattr(module, "mean_loss", stopped)
     said = run("fit", "pairs.tsv", "--kind", "translator", "--out", "model", *SMALL, "--set=epochs=9", code=130).stderr
     assert said == "stopped: the run is kept in model.run; the same command with --resume goes on with it\n"

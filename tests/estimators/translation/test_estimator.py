@@ -11,11 +11,9 @@ from sklearn.base import clone
 import regard
 from regard import Translator
 from regard.data.samples import dates, held_out_dates
-from regard.data.tokenizers import vocabularies
-from regard.estimators.translation import training as translation_learning
-from regard.estimators.translation.scores import translation_score
-from regard.estimators.translation.training import most_tokens
-from regard.layers import Block, MultiHeadAttention
+from regard.estimators.translation import estimator as module
+from regard.estimators.translation.evidence import translation_score
+from regard.training import Muon
 
 QUICK = {"tokens": "characters", "smoothing": 0.0, "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False}
 TINY = QUICK | {"size": 8, "hidden": 12, "epochs": 2, "batch_tokens": 256, "blocks": 1, "heads": 2}
@@ -131,9 +129,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatc
 
     pairs, settings = dates(120), TINY | {"epochs": 4, "average": 3}
     whole = Translator("bahdanau", **settings).fit(*pairs, checkpoint=tmp_path / "whole")
-    loss, stopping.left = translation_learning.loss, 25
+    loss, stopping.left = module.mean_loss, 25
     with monkeypatch.context() as patch:
-        patch.setattr(translation_learning, "loss", stopping)
+        patch.setattr(module, "mean_loss", stopping)
         with pytest.raises(StopError):
             Translator("bahdanau", **settings).fit(*pairs, checkpoint=tmp_path / "run")
     with pytest.raises(FileExistsError, match="resume=True"):
@@ -144,18 +142,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatc
     assert again.history_ == whole.history_
     for name, tensor in whole.model_.state_dict().items():
         torch.testing.assert_close(again.model_.state_dict()[name], tensor, rtol=0, atol=0)
-
-
-def test_long_and_empty_pairs_are_counted_and_reported():
-    sources, targets = dates(60)
-    sources[3], targets[7], sources[9] = "", " ", "x" * 50
-    with pytest.warns(
-        UserWarning, match="3 pairs are left out: 2 of 60 have an empty side, 1 are longer than 40 tokens"
-    ):
-        found = Translator("rnn", **TINY | {"longest": 40}).fit(sources, targets, validation=dates(5))
-    assert found.left_out_ == {"empty": [3, 7], "long": [9]}
-    with pytest.raises(ValueError, match="sentence 2 has 41 tokens, more than the model's longest, 40: cut"):
-        found.translate(["x", "1" * 41])
 
 
 def test_a_corpus_that_is_its_own_translation_is_warned_of():
@@ -181,7 +167,7 @@ def test_a_corpus_that_is_its_own_translation_is_warned_of():
         ({"learning_rate": 0}, "learning_rate must be a number above 0"),
         ({"tokens": "pieces", "vocabulary": 200}, "vocabulary must be at least 259"),
         ({"validation_fraction": 0.999}, "60 of 60 pairs are held out"),
-        ({"longest": 2}, "no pair is left to learn from: 0 of 60 have an empty side, 60 are longer"),
+        ({"longest": 2}, "no pair is left to train on: 0 of 60 have an empty side, 60 have more"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -198,7 +184,7 @@ def test_a_beam_of_nothing_is_refused(fitted, beam):
 def test_one_text_is_no_list_of_sentences(fitted):
     with pytest.raises(TypeError, match="put it in a list"):
         fitted.translate("4 July 1976")
-    with pytest.raises(ValueError, match="nothing to look at"):
+    with pytest.raises(ValueError, match="sentence must not be empty"):
         fitted.evidence(" ")
 
 
@@ -231,21 +217,11 @@ def test_a_shuffled_column_of_a_table_is_taken_in_its_order():
     assert again.history_ == listed.history_
 
 
-def test_places_of_what_is_left_out_are_those_of_the_list_that_was_given():
-    sources, targets = dates(60)
-    for place in range(0, 60, 2):
-        sources[place] = ""
-    with pytest.warns(UserWarning, match="30 pairs are left out: 30 of 60"):
-        found = Translator("rnn", **TINY).fit(sources, targets)
-    assert found.left_out_ == {"empty": list(range(0, 60, 2)), "long": []}
-
-
 def test_a_translation_may_be_as_long_as_those_it_learned_from():
     codes = [chr(97 + place % 26) for place in range(60)]
     long = [code * 45 for code in codes]
     found = Translator("rnn", **TINY).fit(codes, long)
     assert found.longest_target_ == 45
-    assert most_tokens(45, 200)(np.array([1, 30, 500])).tolist() == [46, 81, 201]
 
 
 def test_lower_case_counts_for_nothing_in_the_score_of_a_model_that_writes_it(fitted, monkeypatch):
@@ -315,19 +291,63 @@ def test_a_way_to_tell_words_apart_that_is_unknown_is_refused_before_the_work(fi
         fitted.score(["a"], ["b"], tokenize="nope")
 
 
-def test_both_dropouts_reach_the_transformer():
-    known = vocabularies(["ab"], ["ba"], tokens="characters", count=0, joint=True, lower=False)
-    translator = Translator(
-        "transformer", **QUICK | {"dropout": 0.5, "attention_dropout": 0.25, "size": 8, "blocks": 1}
-    )
-    model = translator.make_model(known)
-    assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
-    assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block)} == {0.5}
-
-
 def test_predict_is_translate_and_of_each_token_there_is_at_least_one_to_show(fitted):
     asked, _ = held_out_dates(3)
     assert fitted.predict(asked) == fitted.translate(asked)
     for top in (0, -1):
         with pytest.raises(ValueError, match=f"top must be a positive whole number, or None for all tokens, got {top}"):
             fitted.evidence(asked[0]).to_frame(top=top)
+
+
+def test_sentences_that_are_too_long_raise(fitted):
+    with pytest.raises(ValueError, match="sentence 2 has 201 tokens, more than the model's longest, 200: split"):
+        fitted.translate(["x", "1" * 201])
+
+
+def test_smoothing_reaches_the_loss():
+    plain, smooth = (Translator("rnn", **TINY | {"smoothing": fraction}).fit(*dates(60)) for fraction in (0.0, 0.3))
+    assert plain.history_.loss[0] != smooth.history_.loss[0]
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("muon", Muon), ("adamw", torch.optim.AdamW)])
+def test_the_settings_of_the_optimizer_reach_it(monkeypatch, optimizer, kind):
+    recipes = []
+
+    def watched(model, batches, loss, recipe, **more):
+        recipes.append(recipe)
+        return train(model, batches, loss, recipe, **more)
+
+    train = module.train
+    monkeypatch.setattr(module, "train", watched)
+    settings = {"optimizer": optimizer, "learning_rate": 0.02, "weight_decay": 0.3, "clip": 0.5, "patience": 7}
+    Translator("luong", **TINY | settings | {"average": 2, "accumulate": 3}).fit(*dates(60))
+    [recipe] = recipes
+    assert (recipe.epochs, recipe.clip, recipe.accumulate, recipe.average, recipe.patience) == (2, 0.5, 3, 2, 7)
+    assert type(recipe.optimizer) is kind
+    for group in recipe.optimizer.param_groups:
+        assert (group["initial_lr"], group["betas"]) == (0.02, (0.9, 0.98))
+        assert {parameter.ndim > 1 for parameter in group["params"]} == {group["weight_decay"] == 0.3}
+
+
+def test_dropped_joins_need_pieces():
+    with pytest.raises(ValueError, match=r"needs tokens='pieces', got piece_dropout=0\.1 and characters"):
+        Translator(tokens="characters", piece_dropout=0.1).fit(*dates(60))
+
+
+@pytest.mark.parametrize(
+    ("targets", "counted"), [(["19760704"] * 40, "char"), (["a b c d"] * 40, "13a"), (["一二三。"] * 40, "char")]
+)
+def test_the_best_epoch_is_found_if_targets_have_no_words(targets, counted):
+    sources = [f"{n} x" for n in range(40)]
+    settings = {"learning_rate": 0.02, "epochs": 12, "batch_tokens": 64, "smoothing": 0.1}
+    found = Translator("bahdanau", **TINY | settings).fit(sources, targets)
+    assert found.counted_ == counted
+    assert found.history_.best < -50
+    assert found.translate(["7 x"]) == targets[:1]
+
+
+def test_a_finished_run_can_be_resumed_with_more_epochs(tmp_path):
+    short = Translator("rnn", **TINY).fit(*dates(60), checkpoint=tmp_path / "run")
+    longer = Translator("rnn", **TINY | {"epochs": 3}).fit(*dates(60), checkpoint=tmp_path / "run", resume=True)
+    assert longer.history_.loss[:2] == short.history_.loss
+    assert len(longer.history_.loss) == 3

@@ -1,80 +1,88 @@
-"""How a translator learns: its settings reach the training, its splits are drawn, its run goes on."""
+"""A translator's networks, loss and search."""
 
+import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
-from regard import Translator
 from regard.data.samples import dates
-from regard.estimators.translation import training as translation_learning
-from regard.estimators.translation.training import material, tokens_by_epoch
-from regard.training import Muon
-
-TINY = {
-    "tokens": "characters", "dropout": 0.0, "warm": 20, "random_state": 0, "verbose": False, "size": 8, "hidden": 12,
-    "epochs": 2, "batch_tokens": 256,
-}  # fmt: skip
-
-
-def test_smoothing_reaches_the_loss():
-    plain, smooth = (Translator("rnn", **TINY | {"smoothing": share}).fit(*dates(60)) for share in (0.0, 0.3))
-    assert plain.history_.loss[0] != smooth.history_.loss[0]
-
-
-@pytest.mark.parametrize(("optimizer", "kind"), [("muon", Muon), ("adamw", torch.optim.AdamW)])
-def test_the_optimizer_is_the_one_that_was_asked_for(monkeypatch, optimizer, kind):
-    given = {}
-    monkeypatch.setattr(translation_learning, "train", lambda *parts, **settings: given.update(vars(parts[3])))
-    translator = Translator("luong", **TINY | {"optimizer": optimizer, "learning_rate": 0.02, "weight_decay": 0.3})
-    found = material(translator, *dates(60), None, 0)
-    translation_learning.learn(translator, found, translator.make_model(found.known), 0, None, None)
-    assert type(given["optimizer"]) is kind
-    for group in given["optimizer"].param_groups:
-        assert (group["initial_lr"], group["betas"]) == (0.02, (0.9, 0.98))
-        assert {parameter.ndim > 1 for parameter in group["params"]} == {group["weight_decay"] == 0.3}
-
-
-def test_dropped_joins_are_drawn_anew_each_epoch_and_end_at_the_longest():
-    asked, right = dates(60, seed=5)
-    translator = Translator("rnn", vocabulary=300, piece_dropout=0.5, longest=17, validation_fraction=0.2)
-    with pytest.warns(UserWarning, match="pairs are left out"):
-        found = material(translator, asked, right, None, 0)
-    tokens = tokens_by_epoch(translator, found, 0)
-    first, second = tokens(0), tokens(1)
-    assert first == tokens(0) != second
-    assert first.sources != found.coded.sources
-    assert first.targets != found.coded.targets
-    assert found.known.written(first.targets) == found.known.written(found.coded.targets)
-    assert max(map(len, first.sources)) <= 17
-    assert tokens_by_epoch(translator.set_params(piece_dropout=0.0), found, 0)(1) is found.coded
-    with pytest.raises(ValueError, match=r"needs tokens='pieces', got piece_dropout=0\.1 and characters"):
-        Translator(tokens="characters", piece_dropout=0.1).fit(asked, right)
-
-
-@pytest.mark.parametrize(
-    ("targets", "counted"), [(["19760704"] * 40, "char"), (["a b c d"] * 40, "13a"), (["一二三。"] * 40, "char")]
+from regard.data.sentence_pairs import END, PADDING, START, pair_batch
+from regard.data.tokenizers import vocabularies
+from regard.decoding import beam, forbid
+from regard.estimators.translation import training
+from regard.estimators.translation.training import (
+    Architecture,
+    build_network,
+    length_limit,
+    mean_loss,
+    target_tokens,
+    translate_tokens,
 )
-def test_epochs_are_told_apart_where_targets_have_no_words(targets, counted):
-    sources, settings = [f"{n} x" for n in range(40)], {"learning_rate": 0.02, "epochs": 12, "batch_tokens": 64}
-    found = Translator("bahdanau", **TINY | settings).fit(sources, targets)
-    assert found.counted_ == counted
-    assert found.history_.best < -50
-    assert found.translate(["7 x"]) == targets[:1]
+from regard.layers import Block, MultiHeadAttention
+
+SETTINGS = Architecture(
+    model="bahdanau",
+    size=8,
+    hidden=None,
+    blocks=1,
+    heads=2,
+    cell="gru",
+    layers=1,
+    attention="general",
+    window=None,
+    radius=2,
+    input_feeding=True,
+    longest=40,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+SOURCES, TARGETS = dates(20)
+KNOWN = vocabularies(SOURCES, TARGETS, tokens="characters", count=0, joint=True, lower=False)
 
 
-def test_pairs_to_validate_with_have_two_sides():
-    translator = Translator("rnn", **TINY)
-    asked, right = dates(6)
-    with pytest.warns(UserWarning, match="2 of 8 pairs to validate with have an empty side"):
-        found = material(translator, *dates(60), ([*asked, "", "x"], [*right, "1999-01-01", " "]), 0)
-    assert found.validated == (asked, right)
-    with pytest.raises(ValueError, match="validation must have a pair without an empty side, got none"):
-        translator.fit(*dates(60), validation=(["a"], [""]))
-    with pytest.raises(TypeError, match="validation must be two lists"):
-        translator.fit(*dates(60), validation=(asked, right, right))
+def network(**settings):
+    return build_network(SETTINGS._replace(**settings), KNOWN).eval()
 
 
-def test_a_finished_run_learns_on(tmp_path):
-    short = Translator("rnn", **TINY).fit(*dates(60), checkpoint=tmp_path / "run")
-    longer = Translator("rnn", **TINY | {"epochs": 3}).fit(*dates(60), checkpoint=tmp_path / "run", resume=True)
-    assert longer.history_.loss[:2] == short.history_.loss
-    assert len(longer.history_.loss) == 3
+def test_both_dropouts_reach_the_transformer():
+    model = network(model="transformer", dropout=0.5, attention_dropout=0.25)
+    assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
+    assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block)} == {0.5}
+
+
+@pytest.mark.parametrize("model", ["rnn", "bahdanau", "luong", "transformer"])
+def test_the_loss_is_the_mean_cross_entropy_of_target_tokens(model):
+    batch = pair_batch([[5, 6, 7], [8]], [[9], [3, 4, 5, 6]])
+    assert target_tokens(batch) == 7
+    made = network(model=model)
+    logits = made(batch.source, batch.lengths, batch.target[:, :-1])
+    for smoothing in (0.0, 0.3):
+        expected = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch.target[:, 1:].flatten(), ignore_index=PADDING, label_smoothing=smoothing
+        )
+        assert_close(mean_loss(made, batch, smoothing), expected)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_sentences_in_batches_get_the_same_tokens_as_alone(size, monkeypatch):
+    monkeypatch.setattr(training, "SEARCHED_TOKENS", 100)
+    model, limit, done = network(), length_limit(5, 30), []
+    tokens = KNOWN.coded(["", *SOURCES, ""])
+    together = translate_tokens(model, tokens, limit, size=size, penalty=1.0, progress=done.append)
+    assert together[0] == together[-1] == []
+    assert done == sorted(done)
+    assert done[-1] == 22
+    assert len(done) > 3
+    alone = [translate_tokens(model, [source], limit, size=size, penalty=1.0)[0] for source in tokens]
+    assert together == alone
+    assert max(map(len, alone)) <= 31
+    step = forbid(model.step, [PADDING, START])
+    state = model.begin(torch.tensor([tokens[1]]), torch.tensor([len(tokens[1])]), 31)
+    length = int(limit(np.array([len(tokens[1])]))[0])
+    if size > 1:
+        [[best]] = beam(step, state, torch.tensor([START]), end=END, length=length, size=size, penalty=1.0)
+        assert best.tokens == alone[1]
+
+
+def test_a_translation_may_be_as_long_as_the_longest_training_target():
+    assert length_limit(45, 200)(np.array([1, 30, 500])).tolist() == [46, 81, 201]

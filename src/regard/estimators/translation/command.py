@@ -98,7 +98,7 @@ class Alignments(NamedTuple):
 
 def evidence(model: Any, sentences: list[str], top: int) -> Alignments:
     """What the translation of each sentence looked at; of an empty one there is nothing."""
-    model.asked(sentences)
+    model.encode(sentences)
     return Alignments([model.evidence(sentence) if sentence.strip() else NOTHING for sentence in sentences], top)
 
 
@@ -121,7 +121,7 @@ def predictions(model: Any, *_: Any) -> "DataFrame":
 
 def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Iterator[str]:
     """Translations in the order of the lines, as they come; what cannot be translated is refused before the first."""
-    model.asked(lines)
+    model.encode(lines)
     with whole_bar(len(lines)) as bar:
         for start in range(0, len(lines), AT_ONCE):
             for line in model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty):

@@ -6,6 +6,7 @@ search `regard.decoding`. What is validated is what is asked for later: sentence
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,8 +14,8 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from regard.data.sentence_pairs import START, as_pairs, as_sentences
-from regard.data.tokenizers import Vocabularies
+from regard.data.sentence_pairs import START, TokenBatches, as_pairs, as_sentences
+from regard.data.tokenizers import Vocabularies, vocabularies
 from regard.estimators.common import (
     OPTIMIZERS,
     check_between,
@@ -26,14 +27,29 @@ from regard.estimators.common import (
     saved_history,
 )
 from regard.estimators.settings import check_search, saved_settings, seed_of
-from regard.estimators.translation.decoding import searched
-from regard.estimators.translation.evidence import Alignment
-from regard.estimators.translation.networks import CHOICES, Seq2Seq, seq2seq
-from regard.estimators.translation.scores import TranslationScore, translation_score
-from regard.estimators.translation.training import learn, material, most_tokens
+from regard.estimators.translation.corpus import Corpus, prepare_corpus, tokens_by_epoch
+from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
+from regard.estimators.translation.training import (
+    Architecture,
+    Seq2Seq,
+    build_network,
+    length_limit,
+    mean_loss,
+    target_tokens,
+    translate_tokens,
+    validation_bleu,
+)
 from regard.progress import ProgressBar
 from regard.saving import array_of, write
-from regard.training import History
+from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "model": ("transformer", "bahdanau", "luong", "rnn"),
+    "cell": ("gru", "lstm"),
+    "attention": ("dot", "general", "concat", "location"),
+    "window": (None, "local-m", "local-p"),
+}
+"""Settings that are one of some words."""
 
 
 class Translator(BaseEstimator):  # type: ignore[misc]
@@ -165,42 +181,80 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         resume: bool = False,
         board: str | Path | None = None,
     ) -> Self:
-        """Learn from sentences and their translations.
+        """Train on sentences and their translations.
 
-        validation   sources and targets to choose the best epoch by; a part of the pairs where it is not given
-        checkpoint   a folder for the run, written after each epoch; with `resume`, a run there goes on
+        validation   sources and targets to choose the best epoch by; by default `validation_fraction` of the pairs
+        checkpoint   a folder for the run, written after each epoch; with `resume`, a run there is resumed
         board        a folder for TensorBoard
         """
         self.check_settings()
         seed = seed_of(self.random_state)
-        found = material(self, sources, targets, validation, seed)
+        corpus = prepare_corpus(
+            as_pairs(sources, targets),
+            validation,
+            partial(vocabularies, tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower),
+            longest=self.longest,
+            validation_fraction=self.validation_fraction,
+            seed=seed,
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.make_model(found.known)
-            texts = map("\n".join, (*found.pairs, *found.validated))
+            model = self._build_network(corpus.vocabularies)
+            texts = map("\n".join, (*corpus.given, *corpus.validation))
             run = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
-            history = learn(self, found, model, seed, run, board)
-        self.vocabularies_, self.history_, self.left_out_ = found.known, history, found.left_out
-        self.longest_target_, self.counted_ = found.longest_target, found.counted
+            monitor = Monitor("learning to translate", self.verbose, unit="tokens", tensorboard=board)
+            history = self._train(model, corpus, seed, run, monitor)
+        self.vocabularies_, self.history_, self.left_out_ = corpus.vocabularies, history, corpus.left_out
+        self.longest_target_, self.counted_ = corpus.longest_target, corpus.bleu_tokenizer
         self.model_ = model.eval().requires_grad_(False)
         return self
 
-    def translate(self, sentences: Sequence[str], beam: int = 5, penalty: float = 1.0) -> list[str]:
-        """The translation of each sentence, in their order; of an empty one, an empty one.
+    def _train(
+        self, model: Seq2Seq, corpus: Corpus, seed: int, checkpoint: Checkpoint | None, monitor: Monitor
+    ) -> History:
+        """Train a network on a corpus; it ends with the weights of the best validation."""
+        rate = float(self.learning_rate or (3e-3 if self.model == "transformer" else 1e-3))
+        optimizer = OPTIMIZERS[self.optimizer](model, rate, self.weight_decay, betas=(0.9, 0.98))
+        tokens = tokens_by_epoch(corpus, self.piece_dropout, seed)
+        batches = len(TokenBatches(*tokens(0), self.batch_tokens))
+        steps = self.epochs * math.ceil(batches / self.accumulate)
+        recipe = Recipe(
+            optimizer,
+            self.epochs,
+            schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
+            clip=self.clip,
+            accumulate=self.accumulate,
+            count=target_tokens,
+            average=self.average,
+            patience=self.patience,
+        )
+        return train(
+            model,
+            lambda epoch: TokenBatches(*tokens(epoch), self.batch_tokens, (seed, epoch)),
+            lambda batch: mean_loss(model, batch, self.smoothing),
+            recipe,
+            validate=lambda: -float(validation_bleu(model, corpus, lowercase=self.lower)),
+            monitor=monitor,
+            checkpoint=checkpoint,
+            group=ProcessGroup.from_environment(),
+        )
 
-        beam      how many hypotheses a sentence has; 1 takes the likeliest token each time
-        penalty   how much longer sentences are favoured, α of `regard.decoding.beam`
+    def translate(self, sentences: Sequence[str], beam: int = 5, penalty: float = 1.0) -> list[str]:
+        """The translation of each sentence, in the same order; that of an empty one is empty.
+
+        beam      the number of open hypotheses of a sentence; 1 takes the likeliest token at each step
+        penalty   α of the length penalty in `regard.decoding.beam`: larger values favour longer translations
         """
         check_is_fitted(self)
         check_search(beam, penalty)
-        sources = self.asked(as_sentences(sentences))
+        sources = self.encode(as_sentences(sentences))
         with ProgressBar("translating", len(sources), shown=self.verbose) as bar:
-            limit = most_tokens(self.longest_target_, self.longest)
-            found = searched(self.model_, sources, size=beam, penalty=penalty, limit=limit, done=bar.note)
-        return self.vocabularies_.written(found)
+            limit = length_limit(self.longest_target_, self.longest)
+            tokens = translate_tokens(self.model_, sources, limit, size=beam, penalty=penalty, progress=bar.note)
+        return self.vocabularies_.written(tokens)
 
     def predict(self, sentences: Sequence[str]) -> list[str]:
-        """The same, under scikit-learn's name."""
+        """`translate`, under scikit-learn's name."""
         return self.translate(sentences)
 
     def score(
@@ -212,35 +266,35 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         tokenize: str = "13a",
         lowercase: bool | None = None,
     ) -> TranslationScore:
-        """BLEU of the translations, a number from 0 to 100 that also knows its signature, and chrF.
+        """BLEU of the translations, from 0 to 100, with its signature and chrF.
 
-        tokenize    sacreBLEU's name for how words are told apart; "none" for texts that are tokenised already
-        lowercase   whether case counts for nothing; as the model reads and writes, where it is not given
+        tokenize    sacreBLEU's name of a tokenizer; "none" for texts that are tokenized already
+        lowercase   ignore case; by default as the model's setting `lower`
         """
-        asked, right = as_pairs(sources, targets)
+        pairs = as_pairs(sources, targets)
         lowercase = self.lower if lowercase is None else lowercase
-        translation_score(right[:1], right[:1], tokenize=tokenize)  # what it refuses is refused before the work
-        return translation_score(self.translate(asked, beam), right, tokenize=tokenize, lowercase=lowercase)
+        translation_score(pairs.targets[:1], pairs.targets[:1], tokenize=tokenize)  # raises before the long work
+        translations = self.translate(pairs.sources, beam)
+        return translation_score(translations, pairs.targets, tokenize=tokenize, lowercase=lowercase)
 
     def evidence(self, sentence: str, translation: str | None = None, *, beam: int = 5) -> Alignment:
-        """What each token of a translation looked at: of the model's own, where none is given."""
+        """The attention weights of each token of a translation; of the model's own translation by default."""
         check_is_fitted(self)
         known = self.vocabularies_
         check_search(beam, 1.0)
-        [source] = self.asked(as_sentences([sentence]))
+        [source] = self.encode(as_sentences([sentence]))
         if not source:
-            raise ValueError("an empty sentence has nothing to look at")
+            raise ValueError("sentence must not be empty: it has no tokens to look at")
         if translation is None:
-            limit = most_tokens(self.longest_target_, self.longest)
-            [target] = searched(self.model_, [source], size=beam, penalty=1.0, limit=limit)
+            limit = length_limit(self.longest_target_, self.longest)
+            [target] = translate_tokens(self.model_, [source], limit, size=beam, penalty=1.0)
         else:
             [target] = known.coded(as_sentences([translation]), target=True)
-        model: Any = self.model_
         with torch.inference_mode():
-            read = torch.tensor([[START, *target]])
-            weight = model.look(torch.tensor([source]), torch.tensor([len(source)]), read)
-        shown = [*known.shown(target, target=True), "■"]
-        return Alignment(known.shown(source), shown, weight[0].double().numpy(), known.written([target])[0])
+            given = torch.tensor([[START, *target]])
+            weight = self.model_.look(torch.tensor([source]), torch.tensor([len(source)]), given)
+        tokens = [*known.shown(target, target=True), "■"]
+        return Alignment(known.shown(source), tokens, weight[0].double().numpy(), known.written([target])[0])
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
@@ -248,7 +302,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         return write(folder, *self.state())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """All there is to a fitted model: what JSON can hold, arrays, and the tokenizers."""
+        """A fitted model as JSON, arrays, and tokenizers."""
         config = {
             "estimator": "Translator",
             "settings": saved_settings(self),
@@ -262,50 +316,34 @@ class Translator(BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
-        """The model that was saved."""
+        """The model that `state` was called on."""
         translator = cls(**config["settings"])
         translator.vocabularies_ = Vocabularies.restored(config)
         translator.left_out_ = config["left_out"]
         translator.history_ = restored_history(config)
         translator.longest_target_ = config["longest_target"]
-        translator.counted_ = config.get("counted", "13a")  # as in folders of before it was kept
-        model = translator.make_model(translator.vocabularies_)
+        translator.counted_ = config.get("counted", "13a")  # missing in folders of earlier versions
+        model = translator._build_network(translator.vocabularies_)
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
         translator.model_ = model.eval().requires_grad_(False)
         return translator
 
-    def make_model(self, known: Vocabularies) -> Seq2Seq:
-        """A model of the settings for these vocabularies, with new weights."""
-        return seq2seq(
-            *known.sizes,
-            shared=known.joint,
-            model=self.model,
-            size=self.size,
-            hidden=self.hidden,
-            blocks=self.blocks,
-            heads=self.heads,
-            cell=self.cell,
-            layers=self.layers,
-            attention=self.attention,
-            window=self.window,
-            radius=self.radius,
-            input_feeding=self.input_feeding,
-            longest=self.longest,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-        )
+    def _build_network(self, known: Vocabularies) -> Seq2Seq:
+        """A network of the settings for these vocabularies, with random weights."""
+        settings = {name: getattr(self, name) for name in Architecture._fields}
+        return build_network(Architecture(**settings), known)
 
-    def asked(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The tokens of sentences to translate."""
-        coded = self.vocabularies_.coded(sentences)
-        long = [place for place, ids in enumerate(coded) if len(ids) > self.longest]
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The tokens of sentences to translate; raises ValueError if one is too long."""
+        tokens = self.vocabularies_.coded(sentences)
+        long = [index for index, ids in enumerate(tokens) if len(ids) > self.longest]
         if long:
-            more = f", and so are {len(long) - 1} others" if len(long) > 1 else ""
+            more = f", and so have {len(long) - 1} others" if len(long) > 1 else ""
             raise ValueError(
-                f"sentence {long[0] + 1} has {len(coded[long[0]])} tokens, more than the model's longest,"
-                f" {self.longest}{more}: cut them in two"
+                f"sentence {long[0] + 1} has {len(tokens[long[0]])} tokens, more than the model's longest,"
+                f" {self.longest}{more}: split long sentences"
             )
-        return coded
+        return tokens
 
     def check_settings(self) -> None:
         """What must hold of the settings, before a sentence is read."""

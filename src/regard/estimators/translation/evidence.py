@@ -1,71 +1,123 @@
-"""Evidence of a translation: which source tokens each target token looked at."""
+"""What a `Translator` gives beside translations: their alignment with the source, and their score."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from regard.data.tables import INSTALL
 from regard.estimators.evidence import checked_top
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-Array = Any
-
 
 @dataclass(frozen=True)
 class Alignment:
-    """The weights of all source tokens at each target token. The last row is the end of the sentence.
+    """The attention weights of all source tokens at each target token. The last row is the end of the sentence.
 
     >>> import numpy as np
-    >>> found = Alignment(["ein", "Hund"], ["a", "dog", "■"], np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]]), "a dog")
-    >>> found.to_frame(top=1)[["token", "looked_at", "weight"]].values.tolist()
+    >>> weight = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])
+    >>> alignment = Alignment(["ein", "Hund"], ["a", "dog", "■"], weight, "a dog")
+    >>> alignment.to_frame(top=1)[["token", "looked_at", "weight"]].values.tolist()
     [['a', 'ein', 0.9], ['dog', 'Hund', 0.8], ['■', 'ein', 0.5]]
     """
 
     source: list[str]
     target: list[str]
-    weight: Array  # [target, source]; each row adds up to 1, or to less where a window fades towards its ends
+    weight: NDArray[np.float64]  # [target, source]; each row sums to 1, or to less if a window ends smoothly
     translation: str
 
     def to_frame(self, top: int | None = None) -> "DataFrame":
-        """A row for each target token and source token: their places and themselves, rank and weight.
+        """A row for each target token and source token: both with their indices, the rank and the weight.
 
-        top   how many source tokens of each target token, largest first; all of them where it is not given
+        top   the number of source tokens for each target token, largest weight first; all by default
         """
         import pandas as pd
 
         order = np.argsort(-self.weight, axis=1, kind="stable")[:, : checked_top(top, len(self.source), "tokens")]
-        place = np.repeat(np.arange(len(self.target)), order.shape[1])
-        seen = order.ravel()
+        target = np.repeat(np.arange(len(self.target)), order.shape[1])
+        source = order.ravel()  # [target · top]
         return pd.DataFrame(
             {
-                "place": place,
-                "token": np.array(self.target, dtype=object)[place],
+                "place": target,
+                "token": np.array(self.target, dtype=object)[target],
                 "rank": np.tile(np.arange(1, order.shape[1] + 1), len(self.target)),
-                "looked_at": np.array(self.source, dtype=object)[seen],
-                "looked_at_place": seen,
-                "weight": self.weight[place, seen],
+                "looked_at": np.array(self.source, dtype=object)[source],
+                "looked_at_place": source,
+                "weight": self.weight[target, source],
             }
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+    def to_json(self) -> dict[str, list[str] | list[list[float]]]:
+        """Tokens and weights as JSON can hold them."""
         weight = [[round(float(one), 4) for one in row] for row in self.weight]
         return {"source": self.source, "target": self.target, "weight": weight}
 
     def plot(self, axes: "Axes | None" = None) -> "Axes":
-        """The familiar heat map: source tokens above, target tokens at the side, dark where it looked."""
+        """A heat map: source tokens at the top, target tokens at the side, dark for a large weight."""
         from regard.plots import alignment_map
 
-        keys, queries = ([shown(one) for one in side] for side in (self.source, self.target))
+        keys, queries = ([token_label(token) for token in side] for side in (self.source, self.target))
         axes = alignment_map(self.weight, keys, queries, axes=axes)
         axes.set(xlabel="source", ylabel="translation")
         axes.set_title("what each token of the translation looked at", loc="left")
         return axes
 
 
-def shown(token: str) -> str:
-    """A token as a label: a blank within characters is seen, one before a word is not needed."""
+def token_label(token: str) -> str:
+    """A token as a label: a space is shown as ␣ if it is the whole token, and stripped from a word."""
     return "␣" if token == " " else token.strip() or "·"
+
+
+class TranslationScore(float):
+    """BLEU, from 0 to 100: a number with more attributes.
+
+    signature        how BLEU was counted: tokens, smoothing, version
+    chrf             F-score of character n-grams, from 0 to 100
+    chrf_signature   how chrF was counted
+
+    >>> score = translation_score(["the cat sat on the mat"], ["the cat sat on the mat"])
+    >>> round(score, 1), round(score.chrf, 1), "tok:13a" in score.signature
+    (100.0, 100.0, True)
+    """
+
+    signature: str
+    chrf: float
+    chrf_signature: str
+
+    def __repr__(self) -> str:
+        return f"BLEU {float(self):.2f} ({self.signature}), chrF {self.chrf:.2f} ({self.chrf_signature})"
+
+    __str__ = __repr__
+
+
+def translation_score(
+    translations: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+) -> TranslationScore:
+    """BLEU and chrF of translations by sacreBLEU, with the signatures that make two scores comparable.
+
+    tokenize   sacreBLEU's name of a tokenizer; "none" for texts that are tokenized already
+    """
+    metrics = sacrebleu_package().metrics
+    known = metrics.BLEU.TOKENIZERS
+    if tokenize not in known:
+        raise ValueError(f"tokenize must be one of {', '.join(map(str, known))}, got {tokenize!r}")
+    bleu, chrf = metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True), metrics.CHRF(lowercase=lowercase)
+    score = TranslationScore(bleu.corpus_score(list(translations), [list(references)]).score)
+    score.chrf = chrf.corpus_score(list(translations), [list(references)]).score
+    score.signature, score.chrf_signature = str(bleu.get_signature()), str(chrf.get_signature())
+    return score
+
+
+def sacrebleu_package() -> ModuleType:
+    """The package sacrebleu; if it is not installed, the error says how to install it."""
+    try:
+        import sacrebleu.metrics
+    except ImportError:
+        raise ModuleNotFoundError(f"scores of translations need the package sacrebleu: {INSTALL}") from None
+    return sacrebleu

@@ -1,0 +1,116 @@
+"""A translator's training data: its split, its filter, its BPE-dropout."""
+
+import warnings
+from functools import partial
+
+import pytest
+
+from regard import Translator
+from regard.data.samples import dates
+from regard.data.sentence_pairs import Pairs
+from regard.data.tokenizers import vocabularies
+from regard.estimators.translation.corpus import bleu_tokenizer, prepare_corpus, tokens_by_epoch
+
+CHARACTERS = partial(vocabularies, tokens="characters", count=0, joint=True, lower=False)
+PIECES = partial(vocabularies, tokens="pieces", count=300, joint=True, lower=False)
+USUAL = {"longest": 200, "validation_fraction": 0.2, "seed": 0}
+
+
+def test_validation_pairs_are_a_random_part_and_all_others_are_trained_on():
+    pairs = Pairs(*dates(60))
+    corpus = prepare_corpus(pairs, None, CHARACTERS, **USUAL)
+    assert len(corpus.validation.sources) == 12
+    both = [*zip(*corpus.validation, strict=True), *zip(*corpus.training, strict=True)]
+    assert sorted(both) == sorted(zip(*pairs, strict=True))
+    assert corpus.vocabularies.written(corpus.tokens.targets) == corpus.training.targets
+    assert corpus.longest_target == 10
+    same, other = (prepare_corpus(pairs, None, CHARACTERS, **USUAL | {"seed": seed}) for seed in (0, 1))
+    assert same.validation == corpus.validation != other.validation
+    assert corpus.given == pairs
+
+
+def test_vocabularies_are_learned_from_the_training_pairs_alone():
+    given = []
+
+    def make(sources, targets):
+        given.append((sources, targets))
+        return CHARACTERS(sources, targets)
+
+    corpus = prepare_corpus(Pairs(*dates(60)), None, make, **USUAL)
+    assert given == [tuple(corpus.training)]
+
+
+def test_dropped_joins_differ_between_epochs_and_stop_at_the_longest():
+    with pytest.warns(UserWarning, match="pairs are left out"):
+        corpus = prepare_corpus(Pairs(*dates(60, seed=5)), None, PIECES, **USUAL | {"longest": 17})
+    tokens = tokens_by_epoch(corpus, 0.5, 0)
+    first, second = tokens(0), tokens(1)
+    assert first == tokens(0) != second
+    assert first.sources != corpus.tokens.sources
+    assert first.targets != corpus.tokens.targets
+    assert corpus.vocabularies.written(first.targets) == corpus.vocabularies.written(corpus.tokens.targets)
+    assert max(map(len, first.sources)) <= 17
+    assert tokens_by_epoch(corpus, 0.0, 0)(1) is corpus.tokens
+
+
+def test_validation_pairs_with_an_empty_side_are_left_out():
+    sources, targets = dates(6)
+    validation = [*sources, "", "x"], [*targets, "1999-01-01", " "]
+    with pytest.warns(UserWarning, match="2 of 8 validation pairs have an empty side and are left out"):
+        corpus = prepare_corpus(Pairs(*dates(60)), validation, CHARACTERS, **USUAL)
+    assert corpus.validation == (sources, targets)
+    assert len(corpus.training.sources) == 60
+
+
+@pytest.mark.parametrize(
+    ("validation", "error", "message"),
+    [
+        ((["a"], [""]), ValueError, "validation must have a pair without an empty side, got none"),
+        ((["a"], ["b"], ["b"]), TypeError, "validation must be two lists, sources and targets, got tuple"),
+        ("ab", TypeError, "validation must be two lists, sources and targets, got str"),
+    ],
+)
+def test_invalid_validation_pairs_raise(validation, error, message):
+    with pytest.raises(error, match=message):
+        prepare_corpus(Pairs(*dates(60)), validation, CHARACTERS, **USUAL)
+
+
+def test_pairs_that_leave_nothing_to_train_on_raise():
+    with pytest.raises(ValueError, match="60 of 60 pairs are held out for validation, which leaves none"):
+        prepare_corpus(Pairs(*dates(60)), None, CHARACTERS, **USUAL | {"validation_fraction": 0.999})
+    with pytest.raises(ValueError, match="no pair is left to train on: 0 of 60 have an empty side, 60 have more"):
+        prepare_corpus(Pairs(*dates(60)), None, CHARACTERS, **USUAL | {"longest": 2})
+
+
+def test_long_and_empty_pairs_are_left_out_with_their_indices():
+    sources, targets = dates(60)
+    sources[3], targets[7], sources[9] = "", " ", "x" * 50
+    with pytest.warns(
+        UserWarning, match="3 pairs are left out: 2 of 60 have an empty side, 1 have more than longest=40 tokens"
+    ):
+        corpus = prepare_corpus(Pairs(sources, targets), dates(5), CHARACTERS, **USUAL | {"longest": 40})
+    assert corpus.left_out == {"empty": [3, 7], "long": [9]}
+    assert corpus.training.sources == [source for index, source in enumerate(sources) if index not in (3, 7, 9)]
+    # Indices are those of the given list, also of pairs that are held out.
+    for index in range(0, 60, 2):
+        sources[index] = ""
+    with pytest.warns(UserWarning, match="33 pairs are left out: 32 of 60"):
+        corpus = prepare_corpus(Pairs(sources, targets), None, CHARACTERS, **USUAL | {"longest": 40})
+    assert corpus.left_out == {"empty": sorted({*range(0, 60, 2), 3, 7}), "long": [9]}
+
+
+def test_warnings_name_the_line_that_calls_fit():
+    sources, _ = dates(40)
+    settings = {"tokens": "characters", "size": 4, "epochs": 1, "verbose": False}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        Translator("rnn", **settings).fit(["", *sources], ["x", *sources], validation=(["a", ""], ["b", "c"]))
+    assert len(warned) == 3
+    assert "40 of 41 targets are the same as their sources" in str(warned[0].message)
+    assert {warning.filename for warning in warned} == {__file__}
+
+
+def test_bleu_is_of_characters_if_targets_have_few_words():
+    assert bleu_tokenizer(["a b c d", "a b c d", "a"]) == "13a"
+    assert bleu_tokenizer(["a b c d", "a", "a b c"]) == "char"
+    assert bleu_tokenizer(["一二三。"]) == "char"
