@@ -1,1 +1,1 @@
-"""Side by side with the peers, as ratios. Each file is a command: `python -m benchmarks.attend`."""
+"""Comparisons with other libraries, as ratios. Each file is a command: `python -m benchmarks.attend`."""

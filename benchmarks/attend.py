@@ -1,13 +1,13 @@
-"""`regard.attend` and `regard.look` beside what one would write in torch, on the CPU in float32.
+"""`regard.attend` and `regard.look` compared with plain torch, on the CPU in float32.
 
-    python -m benchmarks.attend                     all cases; allow twenty minutes and 12 GiB
-    python -m benchmarks.attend --only gaussian     those with a word in their name
-    python -m benchmarks.attend --repeats 30 --json found.json
+    python -m benchmarks.attend                     all cases; about twenty minutes and 12 GiB
+    python -m benchmarks.attend --only gaussian     the cases with this text in their name
+    python -m benchmarks.attend --repeats 30 --json results.json
 
-How time and memory are taken: `benchmarks/harness.py`. "Forward" is without gradients. "Both ways" is
-forward and backward: the gradients of query, key and value, and of the score's parameters where it has
-any, for a fixed random slope. Each case checks first that both sides give the same numbers; those with
-dropout are checked without it, on the engine that dropout takes.
+`benchmarks/harness.py` describes how time and memory are measured. "forward" is without gradients. "forward + backward"
+adds the gradients of query, key and value, and of the score's parameters, for a fixed random output gradient. Each case
+first checks that both sides give the same numbers; dropout cases are checked without dropout, on the engine that
+dropout uses.
 """
 
 import subprocess
@@ -34,20 +34,20 @@ class Inputs:
     query: Tensor  # [..., q, d]
     key: Tensor  # [..., k, d]
     value: Tensor  # [..., k, v]
-    slope: Tensor  # [..., q, v]  d loss / d output
+    output_gradient: Tensor  # [..., q, v]
     score: Score = scaled_dot
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gradients are taken of."""
-        learned = self.score.parameters() if isinstance(self.score, nn.Module) else ()
-        return [self.query, self.key, self.value, *learned]
+        """The tensors whose gradients are computed."""
+        parameters = self.score.parameters() if isinstance(self.score, nn.Module) else ()
+        return [self.query, self.key, self.value, *parameters]
 
 
 def vectors(
     seed: int, shape: Sequence[int], value_size: int = 64, score: Callable[[], Score] = lambda: scaled_dot
 ) -> Inputs:
-    """Query and key of that shape and values of that size, all N(0, 1)."""
+    """Query, key and value, all N(0, 1)."""
     torch.manual_seed(seed)
     value_shape = [*shape[:-1], value_size]
     query, key, value = (torch.randn(size).requires_grad_() for size in (shape, shape, value_shape))
@@ -62,15 +62,15 @@ def forward(operation: Operation) -> Run:
     return run
 
 
-def both_ways(operation: Operation) -> Run:
+def forward_backward(operation: Operation) -> Run:
     def run(inputs: Inputs) -> Sequence[Tensor]:
         output = operation(inputs)
-        return [output.detach(), *torch.autograd.grad(output, inputs.leaves, inputs.slope)]
+        return [output.detach(), *torch.autograd.grad(output, inputs.leaves, inputs.output_gradient)]
 
     return run
 
 
-WAYS = {"forward": forward, "both ways": both_ways}
+MODES = {"forward": forward, "forward + backward": forward_backward}
 
 
 def attend(inputs: Inputs, dropout: float = 0.0, engine: str | None = None) -> Tensor:
@@ -102,7 +102,7 @@ def differences(query: Tensor, key: Tensor) -> Tensor:
 
 
 def differences_by_feature(query: Tensor, key: Tensor) -> Tensor:
-    """The same a feature at a time. All at once, forward + backward would take 19.4 GiB; so it takes 10.4."""
+    """The same, one feature at a time: forward + backward takes 10.4 GiB instead of 19.4."""
     squares = (query[:, None, 0] - key[None, :, 0]) ** 2
     for feature in range(1, query.shape[-1]):
         squares = squares + (query[:, None, feature] - key[None, :, feature]) ** 2
@@ -115,7 +115,7 @@ def cdist(query: Tensor, key: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One sequence for eight heads of self-attention, as it is and as the peer's own weights project it."""
+    """One sequence for eight heads of self-attention, before and after projection with the peer's weights."""
 
     x: Tensor  # [1, n, 512]
     module: nn.MultiheadAttention
@@ -127,7 +127,7 @@ class Tokens:
 def tokens(seed: int, length: int) -> Tokens:
     torch.manual_seed(seed)
     x = torch.randn(1, length, 512)
-    module = nn.MultiheadAttention(512, 8, batch_first=True).eval()  # its fused path: the faster one
+    module = nn.MultiheadAttention(512, 8, batch_first=True).eval()  # uses its fused path, which is faster
     query, key, _ = projected(x, module)
     return Tokens(x, module, query, key)
 
@@ -139,17 +139,17 @@ def projected(x: Tensor, module: nn.MultiheadAttention) -> list[Tensor]:
 
 
 @torch.no_grad()
-def look_alone(inputs: Tokens) -> Sequence[Tensor]:
-    found = regard.look(inputs.query, inputs.key, top=8)
-    return [found.weight, found.index]
+def top_weights(inputs: Tokens) -> Sequence[Tensor]:
+    largest = regard.look(inputs.query, inputs.key, top=8)
+    return [largest.weight, largest.index]
 
 
 @torch.no_grad()
 def project_attend_look(inputs: Tokens) -> Sequence[Tensor]:
     query, key, value = projected(inputs.x, inputs.module)
     output = inputs.module.out_proj(regard.attend(query, key, value).transpose(1, 2).flatten(2))
-    found = regard.look(query, key, top=8)
-    return [found.weight, found.index, output]
+    largest = regard.look(query, key, top=8)
+    return [largest.weight, largest.index, output]
 
 
 @torch.no_grad()
@@ -160,7 +160,7 @@ def multihead_top(inputs: Tokens) -> Sequence[Tensor]:
 
 
 def importing(name: str) -> Sequence[Tensor]:
-    """A fresh interpreter that imports a module; its own start is in both sides' time."""
+    """Import a module in a fresh interpreter, whose start is part of both sides' time."""
     subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
     return []
 
@@ -175,52 +175,55 @@ def case(
     *,
     value_size: int = 64,
     score: Callable[[], Score] = lambda: scaled_dot,
-    short: int = 64,
-    alike: tuple[Run, Run] | None = None,
+    warm_up: int = 64,
+    checked: tuple[Run, Run] | None = None,
 ) -> Case[Inputs]:
-    """A case on `vectors`; `short` is the length that warms up, enough for the same engine and its threads."""
+    """A case on `vectors`. `warm_up` is the length of the small input, enough for the same engine and threads."""
     build = partial(vectors, value_size=value_size, score=score)
-    brief = partial(build, shape=(*shape[:-2], short, shape[-1]))
-    return Case(name, partial(build, shape=shape), ours, peer, time, memory, short=brief, alike=alike)
+    small = partial(build, shape=(*shape[:-2], warm_up, shape[-1]))
+    return Case(name, partial(build, shape=shape), ours, peer, time, memory, warm_up=small, checked=checked)
 
 
-def gaussian_case(bandwidth: float, way: str, squares: Callable[[Tensor, Tensor], Tensor]) -> Case[Inputs]:
-    run = WAYS[way]
+def gaussian_case(bandwidth: float, mode: str, squares: Callable[[Tensor, Tensor], Tensor]) -> Case[Inputs]:
+    run = MODES[mode]
     return case(
-        f"gaussian {bandwidth}, 20000×20000×3, {way} / {squares.__name__.replace('_', ' ')}",
+        f"gaussian {bandwidth}, 20000×20000×3, {mode} / {squares.__name__.replace('_', ' ')}",
         (20_000, 3),
         run(attend),
         run(partial(gaussian, squares=squares)),
         1 / 8,
         value_size=1,
         score=partial(Gaussian, bandwidth),
-        short=1100,
+        warm_up=1100,
     )
 
 
 SHAPES = {"1×8×4096×64": (1, 8, 4096, 64), "4×8×512×64": (4, 8, 512, 64)}
-DENSE = {"forward": differences, "both ways": differences_by_feature}
+DENSE = {"forward": differences, "forward + backward": differences_by_feature}
 CASES: list[Case[Any]] = [
     *(
-        case(f"dot {name}, {way} / SDPA", shape, run(attend), run(sdpa), 1.05)
+        case(f"dot {name}, {mode} / SDPA", shape, run(attend), run(sdpa), 1.05)
         for name, shape in SHAPES.items()
-        for way, run in WAYS.items()
+        for mode, run in MODES.items()
     ),
     *(
         case(
-            f"dropout {name}, both ways / SDPA",
+            f"dropout {name}, forward + backward / SDPA",
             shape,
-            both_ways(partial(attend, dropout=0.1)),
-            both_ways(partial(sdpa, dropout=0.1)),
+            forward_backward(partial(attend, dropout=0.1)),
+            forward_backward(partial(sdpa, dropout=0.1)),
             1 / 3,
             1 / 10,
-            alike=(both_ways(partial(attend, engine="stream")), both_ways(sdpa)),  # the engine that drops
+            checked=(
+                forward_backward(partial(attend, engine="stream")),
+                forward_backward(sdpa),
+            ),  # the engine that dropout uses
         )
         for name, shape in SHAPES.items()
     ),
     *(
         case(
-            f"values of 16, 1×8×2048×64, {way} / SDPA",
+            f"value size 16, 1×8×2048×64, {mode} / SDPA",
             (1, 8, 2048, 64),
             run(attend),
             run(sdpa),
@@ -228,31 +231,31 @@ CASES: list[Case[Any]] = [
             1 / 4,
             value_size=16,
         )
-        for way, run in WAYS.items()
+        for mode, run in MODES.items()
     ),
     *(
-        gaussian_case(bandwidth, way, squares)
+        gaussian_case(bandwidth, mode, squares)
         for bandwidth in (1.0, 0.25)
-        for way in WAYS
-        for squares in (DENSE[way], cdist)
+        for mode in MODES
+        for squares in (DENSE[mode], cdist)
     ),
     case(
-        "additive 4×1024×1024, hidden 128, both ways / dense",
+        "additive 4×1024×1024, hidden 128, forward + backward / dense",
         (4, 1024, 64),
-        both_ways(attend),
-        both_ways(additive),
+        forward_backward(attend),
+        forward_backward(additive),
         1.0,
         1 / 10,
         score=partial(Additive, 64, 64, hidden=128),
     ),
     Case(
-        "look(top=8) alone, 1×8×4096×64 / MultiheadAttention + topk",
+        "look(top=8), 1×8×4096×64 / MultiheadAttention + topk",
         partial(tokens, length=4096),
-        look_alone,
+        top_weights,
         lambda inputs: multihead_top(inputs)[:2],
         1.0,
         1 / 10,
-        short=partial(tokens, length=64),
+        warm_up=partial(tokens, length=64),
     ),
     Case(
         "project + attend + look / MultiheadAttention + topk",
@@ -261,7 +264,7 @@ CASES: list[Case[Any]] = [
         multihead_top,
         1.0,
         1 / 10,
-        short=partial(tokens, length=64),
+        warm_up=partial(tokens, length=64),
     ),
     Case(
         "import regard / import torch", lambda _: None, lambda _: importing("regard"), lambda _: importing("torch"), 1.3

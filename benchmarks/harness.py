@@ -1,17 +1,15 @@
-"""What the benchmarks share: a case, its time and peak memory beside a peer's, and the table of them.
+"""Shared by all benchmarks: a case, its time and peak memory compared with a peer's, and the printed table.
 
-Time      both sides in one process, in turns (ours, peer, ours, peer, …), the best of several rounds,
-          after both have run once and their results were found to agree. The allocator is as it comes:
-          who builds large matrices pays the kernel for fresh pages at every call, which on a virtual
-          machine can be most of the time.
-Memory    the peak of what one call needs in a process of its own beside its inputs and its results: the
-          highest resident memory during the call (VmHWM, reset before it) less the resident memory before
-          it (VmRSS) and less what is returned, outputs and gradients, which nobody can do without. Before,
-          a short input has loaded what loads lazily (compiled loops, thread pools), and the allocator is
-          told to keep nothing back: one arena, a mapping of its own for all that is large, and a trim.
+Time      Both sides run in one process, alternating (ours, peer, ours, peer, …); the best of several rounds counts.
+          Before, both run once and their results are compared. The allocator keeps its default settings: code that
+          builds large matrices pays for fresh pages in every call, which on a virtual machine can be most of the time.
+Memory    The peak of one call in a process of its own, beyond its inputs and results: the highest resident memory
+          during the call (VmHWM, reset before it) minus the resident memory before it (VmRSS) and minus outputs and
+          gradients. Before, a small input loads everything that loads lazily (compiled loops, thread pools), and the
+          allocator is set to return memory at once: one arena, a mapping per large block, and a trim.
           Linux only; elsewhere "n/a".
 
-A ratio is ours / peer: below 1 ours is quicker, or smaller.
+A ratio is ours / peer: below 1, ours is faster or smaller.
 """
 
 import argparse
@@ -38,7 +36,7 @@ from torch import Tensor
 THREADS = 2
 SEED = 0
 PATIENCE = 30.0
-"""Seconds after which a case is given no more rounds, once it has had three."""
+"""Seconds after which a case gets no more rounds, once it has had three."""
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 COLOURS = {"yes": "green", "no": "red"}
@@ -51,80 +49,80 @@ SIDES: tuple[Side, Side] = ("ours", "peer")
 
 @dataclass(frozen=True)
 class Case(Generic[Inputs]):
-    """One thing done by us and by a peer, and what our share of the peer's time and memory must be."""
+    """A task done by us and by a peer, with upper bounds on the ratio of our time and memory to the peer's."""
 
-    name: str  # "what / the peer", unlike any other
+    name: str  # "case / peer", unique
     build: Callable[[int], Inputs]  # the inputs, from a seed
     ours: Callable[[Inputs], Sequence[Tensor]]
     peer: Callable[[Inputs], Sequence[Tensor]]
     time_bound: float
     memory_bound: float | None = None
-    short: Callable[[int], Inputs] | None = None
-    """Inputs that load all that `build`'s do, but are small; where there are none, memory is not measured."""
-    alike: tuple[Callable[[Inputs], Sequence[Tensor]], Callable[[Inputs], Sequence[Tensor]]] | None = None
-    """What is compared instead of ours and the peer's, where those draw random numbers."""
+    warm_up: Callable[[int], Inputs] | None = None
+    """Small inputs that load the same code as those of `build`; without them memory is not measured."""
+    checked: tuple[Callable[[Inputs], Sequence[Tensor]], Callable[[Inputs], Sequence[Tensor]]] | None = None
+    """Deterministic versions of both sides whose results are compared, if `ours` and `peer` draw random numbers."""
     tolerance: float = 1e-4
-    """How far results may be apart, as a share of the peer's largest number."""
+    """Largest difference between the results, relative to the peer's largest number."""
 
     def run(self, side: Side, inputs: Inputs) -> Sequence[Tensor]:
         return self.ours(inputs) if side == "ours" else self.peer(inputs)
 
     @property
     def bounds(self) -> str:
-        memory = "" if self.memory_bound is None else f", memory {share(self.memory_bound)}"
-        return f"time {share(self.time_bound)}{memory}"
+        memory = "" if self.memory_bound is None else f", memory {bound_text(self.memory_bound)}"
+        return f"time {bound_text(self.time_bound)}{memory}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of a case: seconds, and bytes where they can be measured."""
+    """The measurements of a case."""
 
     case: str
-    must_reach: str
+    target: str
     ours_seconds: float
     peer_seconds: float
     time_ratio: float
     ours_bytes: int | None
     peer_bytes: int | None
     memory_ratio: float | None
-    reached: str  # yes, no; n/a where time was reached and memory could not be measured
+    met: str  # yes, no; n/a if the time bound is met and memory could not be measured
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found where the question is not only one of time and memory beside a peer's."""
+    """A result that is not only a comparison of time and memory, such as an accuracy."""
 
     case: str
-    must_reach: str
+    target: str
     measured: str
-    reached: str  # yes, no, not run
+    met: str  # yes, no, not run
     peak_bytes: int | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    """What `measured` says, and more, for --json."""
+    """The numbers in `measured`, and more, for --json."""
 
 
 def compare(case: Case[Any], module: str, repeats: int) -> Row:
-    """Check, time and weigh one case."""
+    """Compare the results of one case, then measure time and memory."""
     ours, peer = times(case, repeats)
     ours_bytes, peer_bytes = (memory_of(case, module, side) for side in SIDES)
     memory_ratio = ours_bytes / max(1, peer_bytes) if ours_bytes is not None and peer_bytes is not None else None
     if ours / peer > case.time_bound:
-        reached = "no"
+        met = "no"
     elif case.memory_bound is None:
-        reached = "yes"
+        met = "yes"
     elif memory_ratio is None:
-        reached = "n/a"
+        met = "n/a"
     else:
-        reached = "yes" if memory_ratio <= case.memory_bound else "no"
-    return Row(case.name, case.bounds, ours, peer, ours / peer, ours_bytes, peer_bytes, memory_ratio, reached)
+        met = "yes" if memory_ratio <= case.memory_bound else "no"
+    return Row(case.name, case.bounds, ours, peer, ours / peer, ours_bytes, peer_bytes, memory_ratio, met)
 
 
 def times(case: Case[Any], repeats: int) -> tuple[float, float]:
-    """The best seconds of both sides, in turns."""
+    """The best time of both sides in seconds, measured alternately."""
     inputs = case.build(SEED)
-    ours, peer = case.alike or (case.ours, case.peer)
+    ours, peer = case.checked or (case.ours, case.peer)
     check_agreement(case, ours(inputs), peer(inputs))
-    if case.alike:
+    if case.checked:
         for side in SIDES:
             case.run(side, inputs)
     best: dict[Side, float] = dict.fromkeys(SIDES, math.inf)
@@ -140,21 +138,25 @@ def times(case: Case[Any], repeats: int) -> tuple[float, float]:
 
 
 def check_agreement(case: Case[Any], ours: Sequence[Tensor], peer: Sequence[Tensor]) -> None:
-    """Numbers must be close; of indices one in a thousand may differ, where weights are all but equal."""
+    """Raise if the results differ. One index in a thousand may, because weights can be nearly equal."""
     for number, (our, their) in enumerate(zip(ours, peer, strict=True)):
         if our.shape != their.shape:
-            raise RuntimeError(f"{case.name}: result {number} is {list(our.shape)}, the peer's {list(their.shape)}")
+            raise RuntimeError(
+                f"{case.name}: result {number} has shape {list(our.shape)}, the peer's {list(their.shape)}"
+            )
         if their.is_floating_point():
             error, allowed = float((our - their).abs().max() / their.abs().max()), case.tolerance
         else:
             error, allowed = float((our != their).float().mean()), 1e-3
-        if not error <= allowed:  # NaN too is not
-            raise RuntimeError(f"{case.name}: result {number} is {error:.1e} off the peer's, must be ≤ {allowed:.0e}")
+        if not error <= allowed:  # also raises on NaN
+            raise RuntimeError(
+                f"{case.name}: result {number} differs from the peer's by {error:.1e}, must be ≤ {allowed:.0e}"
+            )
 
 
 def memory_of(case: Case[Any], module: str, side: Side) -> int | None:
-    """Peak extra bytes of one side, from a fresh process that runs `peak_extra`."""
-    if case.short is None or not Path("/proc/self/clear_refs").exists():
+    """Peak extra bytes of one side, measured by `peak_extra` in a fresh process."""
+    if case.warm_up is None or not Path("/proc/self/clear_refs").exists():
         return None
     command = [sys.executable, "-m", module, "--memory", case.name, side]
     run = subprocess.run(command, env=os.environ | ALLOCATOR, stdout=subprocess.PIPE, text=True, check=True)
@@ -162,13 +164,13 @@ def memory_of(case: Case[Any], module: str, side: Side) -> int | None:
 
 
 def peak_extra(case: Case[Any], side: Side) -> int:
-    """Bytes that one call adds to this process at its peak."""
-    assert case.short is not None
-    case.run(side, case.short(SEED))
+    """Bytes that one call adds to the peak memory of this process."""
+    assert case.warm_up is not None
+    case.run(side, case.warm_up(SEED))
     inputs = case.build(SEED)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     results = case.run(side, inputs)
     returned = sum(result.numel() * result.element_size() for result in results)
@@ -182,7 +184,7 @@ def resident(field: Literal["VmRSS", "VmHWM"]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """What the numbers depend on."""
+    """Hardware and versions the numbers depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
@@ -197,104 +199,140 @@ def machine() -> dict[str, str]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """The rows as they are printed."""
+    """The printed table of the rows."""
     made = Table(box=box.MARKDOWN)
     made.add_column("case / peer")
     for heading in ("ours ms", "peer ms", "ratio"):
         made.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("must reach", "reached"):
+    for heading in ("target", "met"):
         made.add_column(heading, no_wrap=True)
     for heading in ("ours MiB", "peer MiB", "ratio"):
         made.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         made.add_row(
             row.case,
-            figure(row.ours_seconds * 1e3),
-            figure(row.peer_seconds * 1e3),
+            number_text(row.ours_seconds * 1e3),
+            number_text(row.peer_seconds * 1e3),
             f"{row.time_ratio:.3f}",
-            row.must_reach,
-            row.reached,
-            *(figure(None if x is None else x / 2**20) for x in (row.ours_bytes, row.peer_bytes)),
+            row.target,
+            row.met,
+            *(number_text(None if x is None else x / 2**20) for x in (row.ours_bytes, row.peer_bytes)),
             "n/a" if row.memory_ratio is None else f"{row.memory_ratio:.4f}",
-            style=COLOURS.get(row.reached),
+            style=COLOURS.get(row.met),
         )
     return made
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """The findings as they are printed."""
+    """The printed table of the findings."""
     made = Table(box=box.MARKDOWN)
-    for heading in ("case", "must reach", "measured"):
+    for heading in ("case", "target", "measured"):
         made.add_column(heading)
     made.add_column("peak MiB", justify="right", no_wrap=True)
-    made.add_column("reached", no_wrap=True)
+    made.add_column("met", no_wrap=True)
     for row in findings:
-        peak = "" if row.peak_bytes is None else figure(row.peak_bytes / 2**20)
-        made.add_row(row.case, row.must_reach, row.measured, peak, row.reached, style=COLOURS.get(row.reached))
+        peak = "" if row.peak_bytes is None else number_text(row.peak_bytes / 2**20)
+        made.add_row(row.case, row.target, row.measured, peak, row.met, style=COLOURS.get(row.met))
     return made
 
 
 def report(findings: Sequence[Finding], facts: Mapping[str, str], file: Path | None) -> None:
-    """Print what was found, and where; with a file, also as JSON."""
-    out = Console(width=None if sys.stdout.isatty() else 200)
-    out.print("  ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)
-    out.print(findings_table(findings))
+    """Print the findings and the machine; with a file, also write them as JSON."""
+    print_table(findings_table(findings), facts)
     if file:
-        found = {"machine": dict(facts), "findings": [asdict(finding) for finding in findings]}
-        file.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        write_json(file, {"machine": dict(facts), "findings": [asdict(finding) for finding in findings]})
 
 
 def note(text: str) -> None:
-    """A line on stderr for who waits."""
+    """Print a progress message on stderr."""
     PROGRESS.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False, soft_wrap=True)
 
 
-def lacking(data: Path | None, files: Sequence[str], told: str) -> str:
-    """What to put where, in words, as the docstring of `told` says; nothing where all is there."""
+def missing_data(data: Path | None, files: Sequence[str], module: str) -> str:
+    """A message that names the missing files, or "". The docstring of `module` describes the folder."""
     if data is None:
-        return f"give --data a folder as the docstring of {told} says"
+        return f"needs --data FOLDER, see the docstring of {module}"
     missing = [file for file in files if not (data / file).exists()]
-    return f"{data} lacks {', '.join(missing)}: see {told}" if missing else ""
+    return f"{data} has no {', '.join(missing)}: see {module}" if missing else ""
 
 
-def said(reached: bool) -> str:
-    return "yes" if reached else "no"
+def yes_no(met: bool) -> str:
+    return "yes" if met else "no"
 
 
-def figure(number: float | None) -> str:
+def number_text(number: float | None) -> str:
     return "n/a" if number is None else f"{number:,.1f}" if number < 1000 else f"{number:,.0f}"
 
 
-def share(bound: float) -> str:
-    """≤ 1.05 or ≤ 1/8, as one would say it."""
+def bound_text(bound: float) -> str:
+    """A bound as text: ≤ 1.05 or ≤ 1/8."""
     return f"≤ {bound:g}" if bound >= 1 else f"≤ 1/{1 / bound:g}"
 
 
-def main(cases: Sequence[Case[Any]], module: str) -> None:
-    """The command of a benchmark file: `main(CASES, __spec__.name)`."""
+def print_table(table: Table, facts: Mapping[str, str] | None = None) -> None:
+    """Print a table, below the facts about the machine if they are given."""
+    out = Console(width=None if sys.stdout.isatty() else 200)
+    if facts:
+        out.print("  ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)
+    out.print(table)
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write measurements to a file."""
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def options_parser(
+    module: str, *, repeats: int | None = None, data: str = "", memory: bool = True
+) -> argparse.ArgumentParser:
+    """The options that benchmarks share.
+
+    repeats  the default of --repeats; None leaves the option out
+    data     the help of --data; "" leaves the option out
+    memory   whether there are cases whose memory is measured, with --memory
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    parser.add_argument("--only", metavar="NAME", default="", help="cases whose name has this in it")
-    parser.add_argument("--repeats", metavar="N", type=int, default=30, help="rounds at most, 30 if not given")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write what was found to a file")
-    parser.add_argument("--memory", nargs=2, metavar=("CASE", "SIDE"), help="peak extra bytes of one side, alone")
+    parser.add_argument("--only", metavar="TEXT", default="", help="run only the rows whose name contains TEXT")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results to a file")
+    if data:
+        parser.add_argument("--data", metavar="FOLDER", type=Path, help=data)
+    if repeats:
+        parser.add_argument("--repeats", metavar="N", type=int, default=repeats, help="maximum number of rounds")
+    if memory:
+        text = "print the peak extra bytes of one side, measured in this process"
+        parser.add_argument("--memory", nargs=2, metavar=("CASE", "SIDE"), help=text)
+    return parser
+
+
+def print_memory(cases: Sequence[Case[Any]], case_and_side: tuple[str, Side]) -> None:
+    """The output of `--memory`, which `memory_of` reads."""
+    name, side = case_and_side
+    print(peak_extra(next(case for case in cases if case.name == name), side))
+
+
+def compare_selected(cases: Sequence[Case[Any]], module: str, options: argparse.Namespace) -> list[Row]:
+    """Measure the cases that `--only` selects."""
+    selected = [case for case in cases if options.only in case.name]
+    rows = []
+    for number, case in enumerate(selected, 1):
+        note(f"{number}/{len(selected)}  {case.name}")
+        rows.append(compare(case, module, options.repeats))
+    return rows
+
+
+def main(cases: Sequence[Case[Any]], module: str) -> None:
+    """The command of a benchmark that consists of cases: `main(CASES, __spec__.name)`."""
+    parser = options_parser(module, repeats=30)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     if options.memory:
-        name, side = options.memory
-        print(peak_extra(next(case for case in cases if case.name == name), side))
+        print_memory(cases, options.memory)
         return
-    chosen = [case for case in cases if options.only in case.name]
-    if options.repeats < 1 or not chosen:
+    if options.repeats < 1 or not any(options.only in case.name for case in cases):
         names = "\n  ".join(case.name for case in cases)
-        parser.error(f"--repeats must be at least 1 and --only part of a case's name, one of\n  {names}")
+        parser.error(f"--repeats must be at least 1, and --only part of a case's name, one of\n  {names}")
     facts = machine()
-    rows = []
-    for number, case in enumerate(chosen, 1):
-        PROGRESS.print(f"{number}/{len(chosen)}  {case.name}", highlight=False)
-        rows.append(compare(case, module, options.repeats))
-    out = Console(width=None if sys.stdout.isatty() else 200)
-    out.print("  ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)
-    out.print(table(rows))
+    rows = compare_selected(cases, module, options)
+    print_table(table(rows), facts)
     if options.json:
-        found = {"machine": facts, "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        write_json(options.json, {"machine": facts, "rows": [asdict(row) for row in rows]})

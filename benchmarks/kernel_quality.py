@@ -1,14 +1,14 @@
-"""How well kernel regression predicts, beside its peers: seven tables and four curves. Run by `benchmarks.kernel`.
+"""Accuracy of kernel regression compared with other methods: seven tables and four curves. Run by `benchmarks.kernel`.
 
     FOLDER/uci/NAME/data.csv.gz         the last column is y           github treforevans/uci_datasets
-    FOLDER/uci/NAME/test_mask.csv.gz    a column a split, 1: test row
+    FOLDER/uci/NAME/test_mask.csv.gz    one column per split, 1 = test row
     FOLDER/curves/mcycle.csv, cps71.csv, engel.csv, lidar.txt          Rdatasets; lidar: SemiPar
 
-Tables: the root mean squared error of the test rows, in standard deviations of the training rows' y. Which
-scale, metric and order is taken is settled by the leave-one-out error of the training rows, never by test rows.
+Tables: root mean squared error of the test rows, in standard deviations of the training rows' y. Scale, metric and
+order are chosen by the leave-one-out error of the training rows, never by test rows.
 
-Curves: every row is predicted by a model fitted to the others, with the bandwidth that cross-validation chose
-from all; ours and statsmodels' alike, each by its own code.
+Curves: every row is predicted by a model fitted to the others, with the bandwidth chosen by cross-validation on all
+rows; ours and statsmodels', each with its own code.
 """
 
 import itertools
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -30,24 +31,24 @@ from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.harness import PROGRESS, SEED, Finding, lacking, note
+from benchmarks.harness import PROGRESS, SEED, Finding, missing_data, note, yes_no
 from regard.estimators import NadarayaWatson
 from regard.estimators.tables.bandwidth import leave_one_out_error
 
 TABLES = ("airfoil", "concrete", "yacht", "wine", "elevators", "pol", "kin40k")
 SPLITS = (0, 1, 2)
 SMALL = ("yacht", "concrete")
-"""Tables that statsmodels is given, for `LIMIT` seconds."""
+"""Tables on which statsmodels runs, for at most `LIMIT` seconds."""
 LIMIT = 60.0
-OURS = {"scalar": ("scalar", 0), "diagonal": ("diagonal", 0), "full": ("full", 0), "full, lines": ("full", 1)}
-"""Metric and order."""
-FACTS = {
+OURS = {"scalar": ("scalar", 0), "diagonal": ("diagonal", 0), "full": ("full", 0), "full, order 1": ("full", 1)}
+"""Metric and order of each model."""
+PROTOTYPE = {
     "full": {"airfoil": 0.273, "concrete": 0.295, "elevators": 0.363, "kin40k": 0.325, "pol": 0.236},
-    "full, lines": {"kin40k": 0.267},
+    "full, order 1": {"kin40k": 0.267},
 }
-"""What a prototype reached on split 0."""
+"""Test errors of a prototype on split 0, the targets."""
 LEFT_OUT = 2048
-"""Training rows by which a model is judged."""
+"""Number of training rows in the leave-one-out error that chooses a model."""
 NEIGHBOURS = {"n_neighbors": [1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50], "weights": ["uniform", "distance"]}
 CURVES = {
     "mcycle": ("mcycle.csv", "times", "accel"),
@@ -56,19 +57,19 @@ CURVES = {
     "engel": ("engel.csv", "income", "foodexp"),
 }
 
-Array = Any
-TOLD = "benchmarks/kernel_quality.py"
+Floats = NDArray[np.float64]
+MODULE = "benchmarks/kernel_quality.py"
 
 
 class Split(NamedTuple):
     """Training and test rows; y is standardised."""
 
-    X: Array
-    y: Array
-    test_X: Array  # noqa: N815
-    test_y: Array
+    X: Floats
+    y: Floats
+    test_X: Floats  # noqa: N815
+    test_y: Floats
 
-    def error(self, predicted: Array) -> float:
+    def error(self, predicted: Floats) -> float:
         return float(np.sqrt(np.square(predicted - self.test_y).mean()))
 
 
@@ -81,41 +82,41 @@ def read_split(folder: Path, split: int) -> Split:
 
 
 def tables(data: Path | None) -> Iterator[Finding]:
-    """Errors by table, and what they must be."""
+    """Test errors per table, and their targets."""
     needed = [f"uci/{name}/{file}.csv.gz" for name in TABLES for file in ("data", "test_mask")]
-    if missing := lacking(data, needed, TOLD):
+    if missing := missing_data(data, needed, MODULE):
         yield Finding("test error of seven tables", "see --data", missing, "not run")
         return
     assert data is not None
-    found = {(name, split): table_errors(data / "uci" / name, split) for name in TABLES for split in SPLITS}
-    mean = {name: means([found[name, split] for split in SPLITS]) for name in TABLES}
-    first = {name: found[name, 0] for name in TABLES}
+    errors = {(name, split): table_errors(data / "uci" / name, split) for name in TABLES for split in SPLITS}
+    mean = {name: means([errors[name, split] for split in SPLITS]) for name in TABLES}
+    first = {name: errors[name, 0] for name in TABLES}
     Console(width=160).print(errors_table(mean, first))
-    ahead = [name for name in TABLES if mean[name]["picked"] < mean[name]["k-NN"]]
+    ahead = [name for name in TABLES if mean[name]["best by LOO"] < mean[name]["k-NN"]]
     yield Finding(
         "test error of seven tables, splits 0-2, learned metric / k-NN by CV",
-        "ahead on at least 5 of 7",
-        f"ahead on {len(ahead)}: {', '.join(ahead)}",
-        "yes" if len(ahead) >= 5 else "no",
+        "better on at least 5 of 7",
+        f"better on {len(ahead)}: {', '.join(ahead)}",
+        yes_no(len(ahead) >= 5),
         None,
-        {"mean": mean, "splits": {f"{name} {split}": errors for (name, split), errors in found.items()}},
+        {"mean": mean, "splits": {f"{name} {split}": one for (name, split), one in errors.items()}},
     )
-    for model, (name, bound) in ((model, fact) for model, facts in FACTS.items() for fact in facts.items()):
+    for model, (name, bound) in ((model, bound) for model, bounds in PROTOTYPE.items() for bound in bounds.items()):
         error = first[name][model]
-        reached = "yes" if round(error, 3) <= bound else "no"
-        yield Finding(f"test error of {name}, split 0, {model}", f"≤ {bound}", f"{error:.3f}", reached)
+        met = yes_no(round(error, 3) <= bound)
+        yield Finding(f"test error of {name}, split 0, {model}", f"≤ {bound}", f"{error:.3f}", met)
 
 
 def table_errors(folder: Path, split: int) -> dict[str, float]:
-    """Test errors of all models; NaN where one did not end."""
+    """Test errors of all models; NaN if a model exceeded the time limit."""
     rows = read_split(folder, split)
     name = folder.name
-    errors, judged = {}, {}
+    errors, criteria = {}, {}
     for model, (metric, order) in OURS.items():
         trials = [learned_error(rows, metric, order, scale) for scale in ("rank", "standard")]
-        judged[model], errors[model] = min(trials)
+        criteria[model], errors[model] = min(trials)
         note(f"{name} {split}, {model}: {errors[model]:.3f}")
-    errors["picked"] = errors[min(judged, key=judged.__getitem__)]
+    errors["best by LOO"] = errors[min(criteria, key=criteria.__getitem__)]
     errors["k-NN"] = rows.error(neighbours(rows.X, rows.y).predict(rows.test_X))
     errors["statsmodels"] = math.nan
     if name in SMALL:
@@ -128,47 +129,47 @@ def table_errors(folder: Path, split: int) -> dict[str, float]:
 
 
 def learned_error(rows: Split, metric: str, order: int, scale: str) -> tuple[float, float]:
-    """What the training rows say of a model, and what the test rows do."""
+    """Leave-one-out error on the training rows, and error on the test rows."""
     model = NadarayaWatson(
         bandwidth="learn", metric=metric, order=order, scale=scale, random_state=SEED, verbose=PROGRESS.is_terminal
     ).fit(rows.X, rows.y)
-    drawn = np.random.default_rng(SEED).permutation(len(rows.X))[:LEFT_OUT]
-    return leave_one_out_error(model.smoother_, drawn), rows.error(model.predict(rows.test_X))
+    some = np.random.default_rng(SEED).permutation(len(rows.X))[:LEFT_OUT]
+    return leave_one_out_error(model.smoother_, some), rows.error(model.predict(rows.test_X))
 
 
-def neighbours(X: Array, y: Array) -> GridSearchCV:  # noqa: N803
+def neighbours(X: Floats, y: Floats) -> GridSearchCV:  # noqa: N803
     grid = {f"kneighborsregressor__{name}": values for name, values in NEIGHBOURS.items()}
     folds = KFold(5, shuffle=True, random_state=SEED)
     model = make_pipeline(StandardScaler(), KNeighborsRegressor())
     return GridSearchCV(model, grid, cv=folds, scoring="neg_mean_squared_error").fit(X, y)
 
 
-def statsmodels_fit(X: Array, y: Array, form: str, bandwidth: Any = "cv_ls") -> Any:  # noqa: N803
-    """lc: averages, ll: lines."""
+def statsmodels_fit(X: Floats, y: Floats, form: str, bandwidth: Any = "cv_ls") -> Any:  # noqa: N803
+    """A kernel regression of statsmodels. form: "lc" local constant, "ll" local linear."""
     from statsmodels.nonparametric.kernel_regression import KernelReg
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of pandas' ways, at every call
+        warnings.simplefilter("ignore", FutureWarning)  # from pandas, at every call
         return KernelReg(y, X, "c" * X.shape[1], reg_type=form, bw=bandwidth)
 
 
-def statsmodels_predict(X: Array, y: Array, query: Array) -> Array:  # noqa: N803
+def statsmodels_predict(X: Floats, y: Floats, query: Floats) -> Floats:  # noqa: N803
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of divisions by an underflown sum: those rows are NaN
+        warnings.simplefilter("ignore")  # divisions by an underflown sum: those rows are NaN
         return statsmodels_fit(X, y, "lc").fit(query)[0]
 
 
 def within(seconds: float, run: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns, from a process of its own; None where it takes longer."""
+    """The result of a call in its own process; None if it takes longer."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=send, args=(sender, run, arguments), daemon=True)
     process.start()
     sender.close()
-    found = receiver.recv() if receiver.poll(seconds) else None
+    result = receiver.recv() if receiver.poll(seconds) else None
     process.terminate()
     process.join()
-    return found
+    return result
 
 
 def send(sender: Connection, run: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -191,8 +192,8 @@ def errors_table(mean: Mapping[str, Mapping[str, float]], first: Mapping[str, Ma
 
 
 def curves(data: Path | None) -> Iterator[Finding]:
-    """Leave-one-out errors, averages against averages and lines against lines."""
-    if missing := lacking(data, [f"curves/{file}" for file, _, _ in CURVES.values()], TOLD):
+    """Leave-one-out errors of both orders."""
+    if missing := missing_data(data, [f"curves/{file}" for file, _, _ in CURVES.values()], MODULE):
         yield Finding("leave-one-out error of four curves", "see --data", missing, "not run")
         return
     assert data is not None
@@ -208,23 +209,23 @@ def curves(data: Path | None) -> Iterator[Finding]:
             f"leave-one-out error of {name}, order {order} / statsmodels {form}, cv_ls",
             "no worse, to 0.1 %",
             f"{error:.6g} and {peer:.6g} at {ours[0]:.4g} and {theirs[0]:.4g}",
-            "yes" if error <= 1.001 * peer else "no",
+            yes_no(error <= 1.001 * peer),
             None,
             {"ours": error, "peer": peer, "bandwidth": [float(ours[0]), float(theirs[0])]},
         )
 
 
-def without_each(x: Array, y: Array, predict: Callable[[Array, Array, Array], Array]) -> float:
-    """The mean squared error of every row, predicted by a model of the others."""
+def without_each(x: Floats, y: Floats, predict: Callable[[Floats, Floats, Floats], Floats]) -> float:
+    """Mean squared error of all rows, each predicted by a model fitted to the others."""
     errors = []
-    for place in range(len(y)):
-        others = np.arange(len(y)) != place
-        errors.append(float(predict(x[others], y[others], x[place : place + 1])[0] - y[place]))
+    for row in range(len(y)):
+        others = np.arange(len(y)) != row
+        errors.append(float(predict(x[others], y[others], x[row : row + 1])[0] - y[row]))
     return float(np.square(errors).mean())
 
 
-def left_out_average(x: Array, y: Array, bandwidth: float) -> Array:
-    """Every row's Gaussian average of the others, by the definition."""
+def left_out_average(x: Floats, y: Floats, bandwidth: float) -> Floats:
+    """Gaussian kernel average of all other rows, for each row, by the definition."""
     weight = np.exp(-0.5 * np.square((x - x.T) / bandwidth))
     np.fill_diagonal(weight, 0.0)
     return weight @ y / weight.sum(axis=1)

@@ -1,17 +1,15 @@
-"""The language model beside Hugging Face's GPT-2 and torch's own Transformer, on the CPU.
+"""The language model compared with Hugging Face's GPT-2 and torch's own Transformer, on the CPU.
 
-    python -m benchmarks.language --data FOLDER           all; about half an hour
-    python -m benchmarks.language --only generation       the cases with a word in their name
+    python -m benchmarks.language --data FOLDER           everything; about half an hour
+    python -m benchmarks.language --only generation       the cases with this text in their name
 
-FOLDER holds tinyshakespeare/input.txt, a text whose last tenth is held out; without it, the row that learns it is not
-run. A side of a training step is forward, backward, clipping and AdamW (fused for all); both sides have the same
-weights and batch. Where dropout draws random numbers, what is compared is the loss without it. Generation is greedy,
-from one token, of 512, with both caches. How time and memory are taken: `benchmarks/harness.py`.
+FOLDER contains tinyshakespeare/input.txt, whose last tenth is held out; without it that training is not run. A training
+step is forward, backward, clipping and AdamW (fused on both sides); both sides have the same weights and batch. With
+dropout, the losses are compared without it. Generation is greedy, 512 tokens from one token, with both caches.
+`benchmarks/harness.py` describes how time and memory are measured.
 """
 
-import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.harness import SEED, THREADS, Case, Finding, compare, lacking, machine, note, peak_extra, report, said
+from benchmarks.harness import (
+    SEED,
+    THREADS,
+    Case,
+    Finding,
+    compare_selected,
+    machine,
+    missing_data,
+    note,
+    options_parser,
+    print_memory,
+    print_table,
+    report,
+    yes_no,
+)
 from benchmarks.harness import table as rows_table
 from regard import watch
 from regard.attend import Look
@@ -39,7 +50,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 MODULE = "benchmarks.language"
 VOCABULARY = 65
 RECIPE = 1.88
-"""The held-out loss of nanoGPT's recipe for the CPU."""
+"""Held-out loss of nanoGPT's recipe for the CPU."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class Sizes:
 
 
 def same_weights(peer: Any) -> LanguageModel:
-    """Our model with the weights of theirs, by a folder as anyone has it."""
+    """Our model with the weights of theirs, loaded from a saved folder."""
     with tempfile.TemporaryDirectory() as folder:
         peer.save_pretrained(folder)
         model = load(folder)
@@ -74,11 +85,11 @@ def same_weights(peer: Any) -> LanguageModel:
 
 
 class Stack(nn.Module):
-    """torch's own: `nn.TransformerEncoder` with a causal mask, between an embedding and a linear map."""
+    """torch's `nn.TransformerEncoder` with a causal mask, between an embedding and a linear layer."""
 
     def __init__(self, sizes: Sizes, model: LanguageModel) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(VOCABULARY, sizes.size), nn.Embedding(sizes.context, sizes.size)
+        self.token, self.position = nn.Embedding(VOCABULARY, sizes.size), nn.Embedding(sizes.context, sizes.size)
         layer = nn.TransformerEncoderLayer(
             sizes.size, sizes.heads, 4 * sizes.size, sizes.dropout,
             lambda x: functional.gelu(x, approximate="tanh"), batch_first=True, norm_first=True,
@@ -87,14 +98,14 @@ class Stack(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, sizes.blocks, norm, enable_nested_tensor=False)
         self.dropout = nn.Dropout(sizes.dropout)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(sizes.context), persistent=False)
-        self.take(model)
+        self.copy_weights(model)
 
     @torch.no_grad()
-    def take(self, model: LanguageModel) -> None:
-        """The weights of ours."""
+    def copy_weights(self, model: LanguageModel) -> None:
+        """Copy the weights of our model."""
         ours = model.state_dict()
         self.token.weight.copy_(ours["embedding.token.weight"])
-        self.place.weight.copy_(ours["embedding.positions.weight"])
+        self.position.weight.copy_(ours["embedding.positions.weight"])
         names = {
             "self_attn.in_proj_": "attention.input.",
             "self_attn.out_proj.": "attention.output.",
@@ -111,14 +122,14 @@ class Stack(nn.Module):
         self.encoder.norm.bias.copy_(ours["decoder.norm.bias"])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        rows = self.dropout(self.token(tokens) + self.place.weight[: tokens.shape[1]])
+        rows = self.dropout(self.token(tokens) + self.position.weight[: tokens.shape[1]])
         mask = self.mask[: tokens.shape[1], : tokens.shape[1]]
         return functional.linear(self.encoder(rows, mask, is_causal=True), self.token.weight)
 
 
 @dataclass
 class Step:
-    """A model in training, and what it trains on."""
+    """A training step: model, loss, optimizer and batch."""
 
     loss: Callable[[Tensor], Tensor]
     model: nn.Module
@@ -135,7 +146,7 @@ class Step:
         return [loss.detach()]
 
     def check(self) -> list[Tensor]:
-        """The loss and its gradient of the first vectors, without dropout."""
+        """The loss without dropout, and its gradient for the first parameter."""
         self.model.eval()
         self.optimizer.zero_grad()
         loss = self.loss(self.batch)
@@ -146,7 +157,7 @@ class Step:
 
 
 def step_of(model: nn.Module, loss: Callable[[Tensor], Tensor], batch: Tensor) -> Step:
-    """A step with the optimizer that all have."""
+    """A step with the optimizer of all sides."""
     return Step(loss, model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), batch)
 
 
@@ -155,7 +166,7 @@ def next_token(logits: Tensor, batch: Tensor) -> Tensor:
 
 
 def training(sizes: Sizes, batch_size: int, peer: str, seed: int) -> dict[str, Step]:
-    """Our step and a peer's, with one start. A memory run uses one of them; the other costs it only its weights."""
+    """Our step and a peer's, with the same weights. A memory run uses one; the other only adds its weights."""
     torch.manual_seed(seed)
     batch = torch.randint(VOCABULARY, (batch_size, sizes.context + 1))
     theirs = sizes.peer()
@@ -177,33 +188,33 @@ def training_case(name: str, sizes: Sizes, batch: int, peer: str, time: float, m
         lambda steps: steps["peer"].run(),
         time,
         memory,
-        short=lambda seed: training(small, 2, peer, seed),
-        alike=(lambda steps: steps["ours"].check(), lambda steps: steps["peer"].check()),
+        warm_up=lambda seed: training(small, 2, peer, seed),
+        checked=(lambda steps: steps["ours"].check(), lambda steps: steps["peer"].check()),
     )
 
 
 def generation(sizes: Sizes, rows: int, seed: int) -> dict[str, Any]:
-    """Both models with one set of weights, and a token for each row to begin with."""
+    """Both models with the same weights, and a first token for each row."""
     torch.manual_seed(seed)
-    theirs = sizes.peer(initializer_range=0.3).eval()  # so that the likeliest token is far ahead
+    theirs = sizes.peer(initializer_range=0.3).eval()  # makes the most likely token clear
     return {"ours": same_weights(theirs).eval(), "peer": theirs, "start": torch.randint(VOCABULARY, (rows, 1))}
 
 
 @torch.inference_mode()
-def generated(inputs: dict[str, Any], count: int) -> list[Tensor]:
+def generate(inputs: dict[str, Any], count: int) -> list[Tensor]:
     model, start = inputs["ours"], inputs["start"]
     cache = model.begin(start[:, :0], max_length=count + 1)
     return [torch.stack(list(sample(model.step, cache, start[:, 0], length=count, temperature=0)), dim=1)]
 
 
 @torch.inference_mode()
-def generated_by_peer(inputs: dict[str, Any], count: int) -> list[Tensor]:
+def generate_by_peer(inputs: dict[str, Any], count: int) -> list[Tensor]:
     model, start = inputs["peer"], inputs["start"]
     mask = torch.ones_like(start)
-    found = model.generate(
+    tokens = model.generate(
         start, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, use_cache=True
     )
-    return [found[:, 1:]]
+    return [tokens[:, 1:]]
 
 
 def generation_case(rows: int) -> Case[Any]:
@@ -211,15 +222,15 @@ def generation_case(rows: int) -> Case[Any]:
     return Case(
         f"generation of 512 tokens, batch {rows} / Hugging Face's generate",
         lambda seed: generation(sizes, rows, seed),
-        lambda inputs: generated(inputs, 512),
-        lambda inputs: generated_by_peer(inputs, 512),
+        lambda inputs: generate(inputs, 512),
+        lambda inputs: generate_by_peer(inputs, 512),
         0.5,
-        short=lambda seed: generation(Sizes(1, 8, 256, 1024), rows, seed),
+        warm_up=lambda seed: generation(Sizes(1, 8, 256, 1024), rows, seed),
     )
 
 
-def watching(sizes: Sizes, seed: int) -> dict[str, Any]:
-    """Both models with one set of weights, and one text."""
+def watch_inputs(sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Both models with the same weights, and one text."""
     torch.manual_seed(seed)
     theirs = sizes.peer(attn_implementation="eager", initializer_range=0.1).eval()
     return {
@@ -230,18 +241,18 @@ def watching(sizes: Sizes, seed: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def watched(inputs: dict[str, Any]) -> list[Tensor]:
-    with watch(inputs["ours"], top=8) as seen:
+def watch_top(inputs: dict[str, Any]) -> list[Tensor]:
+    with watch(inputs["ours"], top=8) as record:
         logits = inputs["ours"](inputs["tokens"])
-    looks = [found[0] for found in seen.values()]
+    looks = [calls[0] for calls in record.values()]
     assert all(isinstance(look, Look) for look in looks)
     return [logits, *(look.weight for look in looks)]
 
 
 @torch.inference_mode()
-def watched_by_peer(inputs: dict[str, Any]) -> list[Tensor]:
-    found = inputs["peer"](inputs["tokens"], output_attentions=True)
-    return [found.logits, *(weights.topk(8, dim=-1).values for weights in found.attentions)]
+def output_attentions(inputs: dict[str, Any]) -> list[Tensor]:
+    output = inputs["peer"](inputs["tokens"], output_attentions=True)
+    return [output.logits, *(weights.topk(8, dim=-1).values for weights in output.attentions)]
 
 
 CHARACTERS = Sizes(4, 4, 128, 64)
@@ -262,20 +273,20 @@ CASES = [
     generation_case(16),
     Case(
         "watch, top 8, 1,024 tokens / output_attentions",
-        lambda seed: watching(WATCHED, seed),
-        watched,
-        watched_by_peer,
+        lambda seed: watch_inputs(WATCHED, seed),
+        watch_top,
+        output_attentions,
         1.0,
         0.1,
-        short=lambda seed: watching(Sizes(1, 8, 256, 64), seed),
+        warm_up=lambda seed: watch_inputs(Sizes(1, 8, 256, 64), seed),
     ),
 ]
 
 
-def learned(data: Path, optimizer: str) -> Finding:
-    """nanoGPT's recipe for the CPU, by `Writer`: 2,000 steps, and the loss on all of the last tenth.
+def train_characters(data: Path, optimizer: str) -> Finding:
+    """nanoGPT's recipe for the CPU with `Writer`: 2,000 steps, and the loss on the last tenth of the text.
 
-    Its learning rate is twice the recipe's; with the recipe's own, 0.001, and AdamW it was 1.896.
+    The learning rate is twice the recipe's. With the recipe's own, 0.001, and AdamW the loss was 1.896.
     """
     text = (data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     writer = Writer(
@@ -285,39 +296,30 @@ def learned(data: Path, optimizer: str) -> Finding:
     begin = time.perf_counter()
     writer.fit(text)
     seconds = time.perf_counter() - begin
-    # In windows that do not overlap, as the recipe's are: a token has 32 before it on average.
+    # Windows that do not overlap, as in the recipe: a token has 32 tokens of context on average.
     tokens = torch.tensor(encoded(writer.tokenizer_, text))
     loss = mean_loss(writer.model_, tokens[-round(0.1 * len(tokens)) :])
     note(writer.write("ROMEO:\n", 300, temperature=0.8, seed=SEED))
-    measured = f"{loss:.3f} ({seconds / 2000 * 1e3:.0f} ms a step with validation)"
-    what = f"held-out loss, characters, 2,000 steps of {optimizer}"
-    return Finding(what, f"≤ {RECIPE}", measured, said(loss <= RECIPE))
+    measured = f"{loss:.3f} ({seconds / 2000 * 1e3:.0f} ms per step with validation)"
+    name = f"held-out loss, characters, 2,000 steps of {optimizer}"
+    return Finding(name, f"≤ {RECIPE}", measured, yes_no(loss <= RECIPE))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
-    parser.add_argument("--data", metavar="FOLDER", type=Path)
-    parser.add_argument("--only", metavar="NAME", default="", help="what has this in its name")
-    parser.add_argument("--repeats", metavar="N", type=int, default=20)
-    parser.add_argument("--memory", nargs=2, metavar=("CASE", "SIDE"), help="peak extra bytes of one side, alone")
-    options = parser.parse_args(arguments)
+    options = options_parser(MODULE, repeats=20, data="contains tinyshakespeare/").parse_args(arguments)
     torch.set_num_threads(THREADS)
     if options.memory:
-        name, side = options.memory
-        print(peak_extra(next(case for case in CASES if case.name == name), side))
+        print_memory(CASES, options.memory)
         return
-    rows = []
-    for case in CASES:
-        if options.only in case.name:
-            note(case.name)
-            rows.append(compare(case, MODULE, options.repeats))
     facts = machine()
-    if rows:
-        Console(width=None if sys.stdout.isatty() else 200).print(rows_table(rows))
-    if options.only in "held-out loss, characters":
-        missing = lacking(options.data, ["tinyshakespeare/input.txt"], MODULE)
-        lost = Finding("held-out loss, characters", f"≤ {RECIPE}", missing, "not run")
-        report([lost] if missing else [learned(options.data, name) for name in ("muon", "adamw")], facts, None)
+    if rows := compare_selected(CASES, MODULE, options):
+        print_table(rows_table(rows))
+    name = "held-out loss, characters"
+    if options.only in name:
+        missing = missing_data(options.data, ["tinyshakespeare/input.txt"], MODULE)
+        not_run = Finding(name, f"≤ {RECIPE}", missing, "not run")
+        findings = [not_run] if missing else [train_characters(options.data, name) for name in ("muon", "adamw")]
+        report(findings, facts, options.json)
 
 
 if __name__ == "__main__":

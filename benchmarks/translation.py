@@ -1,24 +1,21 @@
-"""Translators beside what people train instead, on Multi30k: speed in one process, and what the kept runs have scored.
+"""Translators compared with usual implementations, on Multi30k: speed in one process, and the scores of recorded runs.
 
-    python -m benchmarks.translation --data FOLDER                  all; a quarter of an hour
-    python -m benchmarks.translation --data FOLDER --only beam      the cases with a word in their name
+    python -m benchmarks.translation --data FOLDER                  everything; a quarter of an hour
+    python -m benchmarks.translation --data FOLDER --only beam      the cases with this text in their name
     python -m benchmarks.translation --figure docs/translation_length.png
 
-FOLDER holds multi30k/train.en, train.de, val.en, val.de, test_2016_flickr.en and test_2016_flickr.de. The runs are
-those of `benchmarks.translation_quality`, kept in benchmarks/results; they are learned anew by it, not here.
+FOLDER contains multi30k/train.en, train.de, val.en, val.de, test_2016_flickr.en and test_2016_flickr.de. The recorded
+runs are in benchmarks/results; `benchmarks.translation_quality` trains them.
 
-A side of a training step is forward, backward, clipping and AdamW (fused), over eight batches of the corpus, the same
-for both sides, in batches of one length or as they come. Both sides have the same weights: what is compared is their
-loss without dropout. torch's side is `nn.Transformer` as its tutorials have it: padded batches, masks, the loss over
-all places. The per-step loop is the one of the tutorials on attention: keys are projected, and logits read, in every
-step.
+A training step is forward, backward, clipping and AdamW (fused), over eight batches of the corpus, the same for both
+sides, grouped by length or in file order. Both sides have the same weights; their losses without dropout are compared.
+torch's side is `nn.Transformer` as in its tutorials: padded batches, masks, the loss over all positions. The
+tutorial-style loop for Bahdanau's model projects the keys and computes the logits in every step.
 """
 
-import argparse
 import copy
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -26,11 +23,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.harness import SEED, THREADS, Case, Finding, compare, lacking, machine, note, peak_extra, report, said
+from benchmarks.harness import (
+    SEED,
+    THREADS,
+    Case,
+    Finding,
+    compare_selected,
+    machine,
+    missing_data,
+    note,
+    options_parser,
+    print_memory,
+    print_table,
+    report,
+    yes_no,
+)
 from benchmarks.harness import table as rows_table
 from benchmarks.translation_quality import PARTS, corpora
 from regard import Translator, load, look
@@ -49,14 +59,14 @@ RESULTS = Path(__file__).parent / "results"
 FILES = [f"multi30k/{part}.{language}" for part in PARTS for language in ("en", "de")]
 SMOOTHING = 0.1
 BOUNDS = {"rnn-en-de": None, "bahdanau-en-de": 35.0, "luong-en-de": 35.0, "transformer-en-de": 39.0}
-"""BLEU that runs must reach."""
+"""Target BLEU of the runs."""
 DATA = "REGARD_BENCHMARK_DATA"
 data_folder: Path | None = None
 
 
 @cache
-def coded() -> tuple[list[list[int]], list[list[int]], int]:
-    """The tokens of the training part, and how many kinds there are."""
+def encoded_pairs() -> tuple[list[list[int]], list[list[int]], int]:
+    """Token ids of the training set, and the size of the vocabulary."""
     assert data_folder is not None
     pairs = corpora(data_folder, "en", "de")["train"]
     known = vocabularies(*pairs, tokens="pieces", count=8000, joint=True, lower=False)
@@ -64,19 +74,17 @@ def coded() -> tuple[list[list[int]], list[list[int]], int]:
 
 
 def batches(count: int, *, by_length: bool) -> list[PairBatch]:
-    """Batches of about 2,048 target tokens: of one length each, or as the sentences come."""
-    sources, targets, _ = coded()
+    """Batches of about 2,048 target tokens: grouped by length, or in file order."""
+    sources, targets, _ = encoded_pairs()
     made = TokenBatches(sources, targets, 2048, (SEED, 0))
     if by_length:
         return [batch for batch, _ in zip(made, range(count), strict=False)]
-    at_once = 128
-    return [
-        pair_batch(sources[at : at + at_once], targets[at : at + at_once]) for at in range(0, count * at_once, at_once)
-    ]
+    size = 128
+    return [pair_batch(sources[at : at + size], targets[at : at + size]) for at in range(0, count * size, size)]
 
 
 class Training(NamedTuple):
-    """Two models with one set of weights, and what they are to learn from."""
+    """Two models with the same weights, batches and optimizers."""
 
     ours: Any
     peer: Any
@@ -84,10 +92,10 @@ class Training(NamedTuple):
     optimizers: tuple[Any, Any]
 
 
-def learned(
+def train_steps(
     model: nn.Module, optimizer: Any, losses: Callable[[PairBatch], Tensor], some: list[PairBatch]
 ) -> list[Tensor]:
-    """One step a batch; the last loss."""
+    """One step per batch; returns the last loss."""
     model.train()
     for batch in some:
         optimizer.zero_grad()
@@ -99,62 +107,62 @@ def learned(
 
 
 @torch.no_grad()
-def loss_alone(model: nn.Module, loss: Callable[[PairBatch], Tensor], batch: PairBatch) -> list[Tensor]:
-    """The loss of one batch without dropout."""
+def loss_without_dropout(model: nn.Module, loss: Callable[[PairBatch], Tensor], batch: PairBatch) -> list[Tensor]:
+    """The loss of one batch, without dropout."""
     model.eval()
     return [loss(batch)]
 
 
 def our_loss(model: Any) -> Callable[[PairBatch], Tensor]:
-    """As `Translator` has it: of what is to be said alone."""
+    """The loss of `Translator`, computed only where there is a target token."""
 
     def loss(batch: PairBatch) -> Tensor:
-        read, told = batch.target[:, :-1], batch.target[:, 1:]
-        rows, real = model.rows(batch.source, batch.lengths, read), told != PADDING
+        inputs, targets = batch.target[:, :-1], batch.target[:, 1:]
+        rows, real = model.rows(batch.source, batch.lengths, inputs), targets != PADDING
         weight, bias = model.reader
-        return cross_entropy(rows[real], weight, told[real], bias, smoothing=SMOOTHING)
+        return cross_entropy(rows[real], weight, targets[real], bias, smoothing=SMOOTHING)
 
     return loss
 
 
-def plain_loss(logits: Tensor, told: Tensor) -> Tensor:
-    """The loss over all places, where padding is passed over."""
+def plain_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss over all positions, ignoring padding."""
     return functional.cross_entropy(
-        logits.flatten(0, 1), told.flatten(), ignore_index=PADDING, label_smoothing=SMOOTHING
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING, label_smoothing=SMOOTHING
     )
 
 
-class Theirs(nn.Module):
-    """torch's Transformer between an embedding and a tied readout, as its tutorials have it."""
+class TorchTransformer(nn.Module):
+    """torch's Transformer between an embedding and a tied output layer, as in its tutorials."""
 
     def __init__(self, vocabulary: int, size: int = 128, heads: int = 4, blocks: int = 4, hidden: int = 256) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, size)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
         self.body = nn.Transformer(size, heads, blocks, blocks, hidden, 0.3, batch_first=True, norm_first=True)
-        self.place, self.dropout, self.size = Sinusoidal(size), nn.Dropout(0.3), size
+        self.position, self.dropout, self.size = Sinusoidal(size), nn.Dropout(0.3), size
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.place(self.embedding(tokens) * self.size**0.5))  # type: ignore[no-any-return]
+        return self.dropout(self.position(self.embedding(tokens) * self.size**0.5))  # type: ignore[no-any-return]
 
     def loss(self, batch: PairBatch) -> Tensor:
-        read, told = batch.target[:, :-1], batch.target[:, 1:]
+        inputs, targets = batch.target[:, :-1], batch.target[:, 1:]
         hidden = batch.source == PADDING
-        future = nn.Transformer.generate_square_subsequent_mask(read.shape[1], dtype=torch.bool)
+        future = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], dtype=torch.bool)
         rows = self.body(
             self.embed(batch.source),
-            self.embed(read),
+            self.embed(inputs),
             tgt_mask=future,
             tgt_is_causal=True,
             src_key_padding_mask=hidden,
             memory_key_padding_mask=hidden,
-            tgt_key_padding_mask=read == PADDING,
+            tgt_key_padding_mask=inputs == PADDING,
         )
-        return plain_loss(functional.linear(rows, self.embedding.weight), told)
+        return plain_loss(functional.linear(rows, self.embedding.weight), targets)
 
 
-def as_ours(theirs: Theirs) -> Transformer:
-    """The same model of our layers, with the same weights."""
+def as_ours(theirs: TorchTransformer) -> Transformer:
+    """The same model with our layers and the same weights."""
     body, size = theirs.body, theirs.size
     shared = Embedding(theirs.embedding.num_embeddings, size, positions=Sinusoidal(size), scale=size**0.5, dropout=0.3)
     shared.token.load_state_dict(theirs.embedding.state_dict())
@@ -183,7 +191,7 @@ def as_ours(theirs: Theirs) -> Transformer:
 def transformers(by_length: bool) -> Callable[[int], Training]:
     def build(seed: int) -> Training:
         torch.manual_seed(seed)
-        theirs = Theirs(coded()[2])
+        theirs = TorchTransformer(encoded_pairs()[2])
         ours = as_ours(theirs)
         some = batches(8, by_length=by_length)
         return Training(ours, theirs, some, (adamw(ours, 1e-4, 0.01), adamw(theirs, 1e-4, 0.01)))
@@ -192,29 +200,29 @@ def transformers(by_length: bool) -> Callable[[int], Training]:
 
 
 def step_by_step(model: Bahdanau) -> Callable[[PairBatch], Tensor]:
-    """The loop of the tutorials, with the model's own weights."""
+    """The tutorial-style loop, with the model's own weights."""
 
     def loss(batch: PairBatch) -> Tensor:
-        read, told = batch.target[:, :-1], batch.target[:, 1:]
+        inputs, targets = batch.target[:, :-1], batch.target[:, 1:]
         memory = model.encode(batch.source, batch.lengths)
         [[state]] = model.first(memory, batch.lengths)
         logits = []
-        for place in range(read.shape[1]):
-            word = model.target(read[:, place : place + 1])
+        for step in range(inputs.shape[1]):
+            word = model.target(inputs[:, step : step + 1])
             weight = look(state.unsqueeze(1), memory, score=model.score, mask=padding(batch.lengths))
             context = weight @ memory
-            _, moved = model.decoder(torch.cat([word, context], dim=-1), state.unsqueeze(0))
-            state = moved[0]
+            _, states = model.decoder(torch.cat([word, context], dim=-1), state.unsqueeze(0))
+            state = states[0]
             row = model.dropout(model.output(state, context.squeeze(1), word.squeeze(1)))
             logits.append(model.logits(row))
-        return plain_loss(torch.stack(logits, dim=1), told)
+        return plain_loss(torch.stack(logits, dim=1), targets)
 
     return loss
 
 
 def recurrences(seed: int) -> Training:
     torch.manual_seed(seed)
-    vocabulary = coded()[2]
+    vocabulary = encoded_pairs()[2]
     ours = bahdanau(vocabulary, vocabulary, size=256, hidden=256, dropout=0.3, shared=True, tied=True)
     peer = copy.deepcopy(ours)
     return Training(ours, peer, batches(8, by_length=True), (adamw(ours, 1e-4, 0.01), adamw(peer, 1e-4, 0.01)))
@@ -224,12 +232,12 @@ def training_case(name: str, build: Callable[[int], Training], peer_loss: Callab
     def side(number: int, loss_of: Callable[[Any], Any]) -> Callable[[Training], Sequence[Tensor]]:
         def run(given: Training) -> Sequence[Tensor]:
             model = given[number]
-            return learned(model, given.optimizers[number], loss_of(model), given.batches)
+            return train_steps(model, given.optimizers[number], loss_of(model), given.batches)
 
         return run
 
-    def alone(number: int, loss_of: Callable[[Any], Any]) -> Callable[[Training], Sequence[Tensor]]:
-        return lambda given: loss_alone(given[number], loss_of(given[number]), given.batches[0])
+    def check(number: int, loss_of: Callable[[Any], Any]) -> Callable[[Training], Sequence[Tensor]]:
+        return lambda given: loss_without_dropout(given[number], loss_of(given[number]), given.batches[0])
 
     return Case(
         name,
@@ -238,20 +246,20 @@ def training_case(name: str, build: Callable[[int], Training], peer_loss: Callab
         side(1, peer_loss),
         time_bound=1 / 1.5,
         memory_bound=1.0,
-        short=lambda seed: build(seed)._replace(batches=batches(1, by_length=True)),
-        alike=(alone(0, our_loss), alone(1, peer_loss)),
+        warm_up=lambda seed: build(seed)._replace(batches=batches(1, by_length=True)),
+        checked=(check(0, our_loss), check(1, peer_loss)),
     )
 
 
 CASES = [
     training_case("Transformer, batches of one length / nn.Transformer", transformers(True), lambda model: model.loss),
-    training_case("Transformer, batches as they come / nn.Transformer", transformers(False), lambda model: model.loss),
-    training_case("Bahdanau, training / the loop of the tutorials", recurrences, step_by_step),
+    training_case("Transformer, batches in file order / nn.Transformer", transformers(False), lambda model: model.loss),
+    training_case("Bahdanau, training / tutorial-style loop", recurrences, step_by_step),
 ]
 
 
 def beam_search(data: Path, model: Path | None) -> Finding:
-    """Beam 5 over test_2016: batched, and sentence by sentence, with the same model."""
+    """Beam 5 over test_2016: batched, and one sentence at a time, with the same model."""
     parts = corpora(data, "en", "de")
     if model is None:
         settings = {"size": 128, "hidden": 256, "blocks": 4, "epochs": 3, "random_state": SEED}
@@ -265,28 +273,30 @@ def beam_search(data: Path, model: Path | None) -> Finding:
     began = time.perf_counter()
     together = search(sources)
     middle = time.perf_counter()
-    alone = [search([source])[0] for source in sources]
+    one_by_one = [search([source])[0] for source in sources]
     ours, peer = middle - began, time.perf_counter() - middle
-    same = sum(one == other for one, other in zip(together, alone, strict=True)) / len(sources)
-    measured = f"{peer / ours:.1f} × ({ours:.1f} s and {peer:.1f} s), {same:.1%} of translations the same"
-    return Finding("beam 5 over test_2016, batched / sentence by sentence", "≥ 3 ×", measured, said(peer >= 3 * ours))
+    same = sum(one == other for one, other in zip(together, one_by_one, strict=True)) / len(sources)
+    measured = f"{peer / ours:.1f} × ({ours:.1f} s and {peer:.1f} s), {same:.1%} of translations identical"
+    return Finding(
+        "beam 5 over test_2016, batched / one sentence at a time", "≥ 3 ×", measured, yes_no(peer >= 3 * ours)
+    )
 
 
-def kept_runs() -> list[Finding]:
-    """What the runs in the results have scored."""
-    found = []
+def recorded_runs() -> list[Finding]:
+    """The scores of the runs in `benchmarks/results`."""
+    findings = []
     for file in sorted(RESULTS.glob("translation/*.json")):
         run = json.loads(file.read_text())
         bound = BOUNDS.get(file.stem)
         measured = f"BLEU {run['bleu']:.2f} ({run['signature']}), chrF {run['chrf']:.2f}, {run['minutes']:.0f} minutes"
         measured += f" ({run['note']})" if "note" in run else ""
-        reached = "" if bound is None else said(run["bleu"] >= bound and run["minutes"] <= 90)
-        found.append(Finding(f"run {file.stem}", "" if bound is None else f"≥ {bound:g} in 90 min", measured, reached))
-    return found
+        met = "" if bound is None else yes_no(run["bleu"] >= bound and run["minutes"] <= 90)
+        findings.append(Finding(f"run {file.stem}", "" if bound is None else f"≥ {bound:g} in 90 min", measured, met))
+    return findings
 
 
 def length_figure(path: Path) -> None:
-    """BLEU by the length of the source, for the runs from English to German."""
+    """Plot BLEU by the number of source words, for the runs from English to German."""
     from regard.plots import BLUE, CYCLE, MARKERS, hide_frame, new_axes
 
     axes = new_axes(7, 4.2)
@@ -299,8 +309,8 @@ def length_figure(path: Path) -> None:
             axes.set_xticks(
                 range(len(bins)), [f"{b['words'].replace(' and more', '+')}\n({b['sentences']})" for b in bins]
             )
-    axes.set(xlabel="words of the source  (sentences)", ylabel="BLEU on test_2016", ylim=(0, None))
-    axes.set_title("Without attention, more is lost the longer the sentence", loc="left")
+    axes.set(xlabel="source words  (sentences)", ylabel="BLEU on test_2016", ylim=(0, None))
+    axes.set_title("Without attention, quality falls with sentence length", loc="left")
     axes.legend(frameon=False)
     hide_frame(axes).figure.savefig(path)
     note(f"figure → {path}")
@@ -308,39 +318,29 @@ def length_figure(path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     global data_folder
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", metavar="FOLDER", type=Path, help="with multi30k in it")
-    parser.add_argument("--only", metavar="NAME", default="", help="cases whose name has this in it")
-    parser.add_argument("--model", metavar="FOLDER", type=Path, help="a translator to search with; else one is learned")
-    parser.add_argument("--repeats", metavar="N", type=int, default=6)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write what was found to a file")
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw BLEU by the length of the source, and stop")
-    parser.add_argument("--memory", nargs=2, metavar=("CASE", "SIDE"), help="peak extra bytes of one side, alone")
+    parser = options_parser(MODULE, repeats=6, data="contains multi30k/")
+    parser.add_argument("--model", metavar="FOLDER", type=Path, help="a translator for beam search; default: train one")
+    parser.add_argument("--figure", metavar="FILE", type=Path, help="plot BLEU by the number of source words, and stop")
     options = parser.parse_args(arguments)
     torch.set_num_threads(THREADS)
     if options.figure:
         length_figure(options.figure)
         return
     options.data = options.data or (Path(os.environ[DATA]) if DATA in os.environ else None)
-    missing = lacking(options.data, FILES, MODULE)
+    missing = missing_data(options.data, FILES, MODULE)
     if missing:
-        report([Finding("training and beam search", "", missing, "not run"), *kept_runs()], machine(), options.json)
+        not_run = Finding("training and beam search", "", missing, "not run")
+        report([not_run, *recorded_runs()], machine(), options.json)
         return
     data_folder = options.data
-    os.environ[DATA] = str(data_folder)  # for the processes whose memory is taken
+    os.environ[DATA] = str(data_folder)  # for the processes in which memory is measured
     if options.memory:
-        name, side = options.memory
-        print(peak_extra(next(case for case in CASES if case.name == name), side))
+        print_memory(CASES, options.memory)
         return
-    rows = []
-    for case in CASES:
-        if options.only in case.name:
-            note(case.name)
-            rows.append(compare(case, MODULE, options.repeats))
-    if rows:
-        Console(width=None if sys.stdout.isatty() else 200).print(rows_table(rows))
+    if rows := compare_selected(CASES, MODULE, options):
+        print_table(rows_table(rows))
     beams = [beam_search(options.data, options.model)] if options.only in "beam 5 over test_2016" else []
-    report([*beams, *kept_runs()], machine(), options.json)
+    report([*beams, *recorded_runs()], machine(), options.json)
 
 
 if __name__ == "__main__":

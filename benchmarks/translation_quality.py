@@ -1,12 +1,12 @@
-"""Translators learned from Multi30k, and what they score: the settings of each run, and the run.
+"""Train translators on Multi30k and score them: the settings of each run, and the run.
 
     python -m benchmarks.translation_quality --data FOLDER --run transformer --out FOLDER     one run
-    torchrun --nproc-per-node 2 -m -- benchmarks.translation_quality …                        the same by two processes
+    torchrun --nproc-per-node 2 -m -- benchmarks.translation_quality …                        with two processes
 
-Sentences are lower-cased, their punctuation normalised, and tokenised by Moses's rules (`sacremoses`), as in the rows
-that are published; BLEU is sacreBLEU's of those tokens, on test_2016_flickr. The epoch is chosen by the validation
-part, the test part is translated once. A run leaves a model folder, and a JSON file with its settings, its
-validations epoch by epoch, its minutes and its scores.
+Sentences are lower-cased, punctuation is normalised, and words are tokenised with Moses's rules (`sacremoses`), as in
+the published results. BLEU is sacreBLEU's on those tokens of test_2016_flickr. The epoch is chosen on the validation
+set; the test set is translated once. A run writes a model folder and a JSON file with its settings, validation BLEU per
+epoch, minutes and scores.
 """
 
 import argparse
@@ -42,34 +42,34 @@ BLOCKS = COMMON | {
 RUNS: dict[str, dict[str, Any]] = {
     "transformer": BLOCKS | {"attention_dropout": 0.3, "epochs": 55},
     "transformer-splits": BLOCKS | {"piece_dropout": 0.05, "epochs": 50},
-    "transformer-longer": BLOCKS | {"piece_dropout": 0.05, "epochs": 72},  # the finished run before it, gone on with
-    "transformer-105": BLOCKS | {"piece_dropout": 0.05, "epochs": 105},  # and this one
-    "transformer-135": BLOCKS | {"piece_dropout": 0.05, "epochs": 135},  # again that of 72
+    "transformer-longer": BLOCKS | {"piece_dropout": 0.05, "epochs": 72},  # transformer-splits, resumed
+    "transformer-105": BLOCKS | {"piece_dropout": 0.05, "epochs": 105},  # transformer-longer, resumed
+    "transformer-135": BLOCKS | {"piece_dropout": 0.05, "epochs": 135},  # transformer-longer, resumed
     "transformer-5000": BLOCKS | {"vocabulary": 5000, "batch_tokens": 2048, "learning_rate": 4e-3, "epochs": 48},
     "bahdanau": RECURRENT | {"model": "bahdanau"},
     "bahdanau-muon": RECURRENT | {"model": "bahdanau", "optimizer": "muon", "learning_rate": 3e-3},
     "luong": RECURRENT | {"model": "luong"},
     "rnn": RECURRENT | {"model": "rnn"},
 }
-"""Settings by name; those for the other direction are the same."""
+"""Settings by name, the same for both directions."""
 LENGTHS = (1, 9, 11, 13, 15, 18, 22, 1000)
-"""Words of a source, where the parts begin by which BLEU is told apart."""
+"""Bin edges for BLEU by source length, in words."""
 
 
 class Corpus(NamedTuple):
-    """One part in two languages, line by line."""
+    """One part of the corpus in two languages, line by line."""
 
     source: list[str]
     target: list[str]
 
 
 def corpora(data: Path, source: str, target: str) -> dict[str, Corpus]:
-    """All parts, tokenised."""
+    """All parts of the corpus, tokenised."""
     return {part: Corpus(tokenised(data, part, source), tokenised(data, part, target)) for part in PARTS}
 
 
 def tokenised(data: Path, part: str, language: str) -> list[str]:
-    """The lines of a part as the published rows have them."""
+    """The lines of a part, preprocessed as in the published results."""
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     normal, words = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
@@ -78,7 +78,7 @@ def tokenised(data: Path, part: str, language: str) -> list[str]:
 
 
 def run(data: Path, name: str, direction: str, out: Path, group: ProcessGroup) -> dict[str, Any]:
-    """Learn, choose, translate and write down; of several processes, the main one writes."""
+    """Train, translate the test set, and write the results; with several processes, the main one writes."""
     source, target = direction.split("-")
     parts = corpora(data, source, target)
     translator = Translator(**RUNS[name])
@@ -92,7 +92,7 @@ def run(data: Path, name: str, direction: str, out: Path, group: ProcessGroup) -
     if not group.is_main:
         return {}
     translator.save(folder)
-    told = {
+    results = {
         "run": name,
         "direction": direction,
         "settings": RUNS[name],
@@ -102,37 +102,37 @@ def run(data: Path, name: str, direction: str, out: Path, group: ProcessGroup) -
         "processor_minutes": round(cpu / 60, 1),
         "validation_bleu": [round(-value, 2) for value in translator.history_.validation],
         "averaged": translator.history_.averaged,
-        **tested(translator, parts["test_2016_flickr"]),
+        **measure_scores(translator, parts["test_2016_flickr"]),
     }
-    (out / f"{name}-{direction}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-    return told
+    (out / f"{name}-{direction}.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    return results
 
 
-def tested(translator: Translator, part: Corpus) -> dict[str, Any]:
-    """What it scores on a part, by beam 5."""
+def measure_scores(translator: Translator, part: Corpus) -> dict[str, Any]:
+    """Scores on a part of the corpus, with beam 5."""
     began = time.perf_counter()
-    written = translator.translate(part.source, beam=5)
+    translations = translator.translate(part.source, beam=5)
     seconds = time.perf_counter() - began
-    score = translation_score(written, part.target, tokenize="none")
+    score = translation_score(translations, part.target, tokenize="none")
     return {
         "bleu": round(float(score), 2),
         "signature": score.signature,
         "chrf": round(score.chrf, 2),
         "translation_seconds": round(seconds, 1),
-        "bleu_by_length": by_length(part, written),
+        "bleu_by_length": bleu_by_length(part, translations),
     }
 
 
-def by_length(part: Corpus, written: list[str]) -> list[dict[str, Any]]:
-    """BLEU of the sentences whose sources have so many words."""
+def bleu_by_length(part: Corpus, translations: list[str]) -> list[dict[str, Any]]:
+    """BLEU of the sentences in each bin of source length."""
     count = [len(source.split()) for source in part.source]
-    found = []
+    bins = []
     for low, high in itertools.pairwise(LENGTHS):
-        some = [place for place, words in enumerate(count) if low <= words < high]
-        score = translation_score([written[i] for i in some], [part.target[i] for i in some], tokenize="none")
+        some = [index for index, words in enumerate(count) if low <= words < high]
+        score = translation_score([translations[i] for i in some], [part.target[i] for i in some], tokenize="none")
         words = f"{low}–{high - 1}" if high < LENGTHS[-1] else f"{low} and more"
-        found.append({"words": words, "sentences": len(some), "bleu": round(float(score), 2)})
-    return found
+        bins.append({"words": words, "sentences": len(some), "bleu": round(float(score), 2)})
+    return bins
 
 
 def main() -> None:
@@ -140,14 +140,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="a folder with multi30k/train.en and so on")
     parser.add_argument("--run", choices=list(RUNS), required=True)
     parser.add_argument("--direction", default="en-de", help="source-target, such as en-de or de-en")
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the model and what is found")
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model and the results")
+    options = parser.parse_args()
     group = ProcessGroup.from_environment()
     torch.set_num_threads(max(1, THREADS // group.size))
-    given.out.mkdir(parents=True, exist_ok=True)
-    found = run(given.data, given.run, given.direction, given.out, group)
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = run(options.data, options.run, options.direction, options.out, group)
     if group.is_main:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps(results, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":
