@@ -276,7 +276,7 @@ def test_a_broken_model_says_so(here):
         ("model.safetensors", whole["model.safetensors"][:99], "model/model.safetensors cannot be read"),
         ("config.json", b"{", "model/config.json is not JSON"),
         ("config.json", whole["config.json"].replace(b"settings", b"lost"), "is broken, or of another version"),
-        ("config.json", whole["config.json"].replace(b'"kinds"', b'"lost"'), "tells of is broken"),
+        ("config.json", whole["config.json"].replace(b'"kinds"', b'"lost"'), "the description of the table in"),
         ("config.json", whole["config.json"].replace(b"model.safetensors", b"../x"), "names '../x' for its arrays"),
         ("config.json", b'{"format": 99}', "has format 99"),
     ):
@@ -347,7 +347,7 @@ def test_a_picture_has_one_title(tmp_path):
 def test_two_numbers_are_said_to_be_classes_perhaps(here, houses):
     houses.assign(sold=(houses["area"] > 80).astype(int)).to_csv("sold.csv", index=False)
     said = run("fit", "sold.csv", "--target", "sold", "--out", "model").stderr
-    assert "sold holds the numbers 0 and 1: for classes, say --kind classification" in said
+    assert "sold holds the numbers 0 and 1: for classes, use --kind classification" in said
 
 
 def test_a_table_of_a_european_spreadsheet_and_columns_left_out(here, houses):

@@ -18,7 +18,7 @@ def test_an_unseen_category_differs_from_all_others_and_raises_if_they_are_order
     ):
         assert model.predict(stranger)[0] == pytest.approx(5.0, abs=0.1)
     model = NadarayaWatson([0.3, 0.1], ordered=["colour"]).fit(frame, y)
-    with pytest.raises(ValueError, match="'z' was not in the training data"):
+    with pytest.raises(ValueError, match="'z' is not in the training data: its rank is unknown"):
         model.predict(stranger)
 
 

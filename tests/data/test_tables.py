@@ -1,4 +1,4 @@
-"""Tables in and out, and every way in which a user's table is broken."""
+"""Reading and writing tables, with every defect that users' tables have."""
 
 import json
 import os
@@ -9,11 +9,9 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.table_files import written
+from helpers.table_files import write_file
 
-from regard.data import table_checks as cells
-from regard.data import table_schema as schema
-from regard.data import tables
+from regard.data import table_checks, tables
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def frame():
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "t.tsv.gz", "t.parquet", "t.pq", "T.CSV"])
-def test_a_table_survives_the_round_trip(frame, tmp_path, name):
+def test_a_written_table_is_read_back(frame, tmp_path, name):
     path = tmp_path / "deep" / name
     tables.write_table(frame, path)
     back = tables.read_table(path)
@@ -47,7 +45,7 @@ def umask():
     return mask
 
 
-def test_without_a_path_it_is_csv_on_stdout(capsys):
+def test_without_a_path_csv_goes_to_stdout(capsys):
     tables.write_table(pd.DataFrame({"a": [0.1, 1 / 3], "b": ["x", "y"]}), None)
     assert capsys.readouterr().out == "a,b\n0.1,x\n0.3333333333333333,y\n"
 
@@ -79,8 +77,8 @@ def test_a_failed_write_leaves_the_old_table(frame, tmp_path, monkeypatch):
         (b"a,b\n\xff,2\n", "not UTF-8"),
     ],
 )
-def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
-    path = written(tmp_path, text)
+def test_a_broken_file_raises(tmp_path, text, said):
+    path = write_file(tmp_path, text)
     with pytest.raises(ValueError, match=said) as error:
         tables.read_table(path)
     assert str(path) in str(error.value)
@@ -99,26 +97,26 @@ def test_a_broken_file_says_what_is_wrong(tmp_path, text, said):
         ("size;price;to\n,5;442;a\n75;321;b\n", [0.5, 75.0], [442, 321]),
     ],
 )
-def test_other_separators_are_read_with_the_decimals_that_go_with_them(tmp_path, text, size, price):
-    frame = tables.read_table(written(tmp_path, text))
+def test_other_separators_are_read_with_their_decimals(tmp_path, text, size, price):
+    frame = tables.read_table(write_file(tmp_path, text))
     assert frame["size"].tolist() == size
     assert frame["price"].tolist() == price
     assert frame["to"].tolist() == ["a", "b"]
     missing = re.sub(r"\n75(,0+)?", "\n", text)
     with pytest.raises(ValueError, match=r"column 'size', row 2 \(line 3 of"):
-        cells.check_complete(tables.read_table(written(tmp_path, missing)))
+        table_checks.check_complete(tables.read_table(write_file(tmp_path, missing)))
 
 
-def test_a_name_that_says_tabs_may_hold_commas_and_a_semicolon_may_be_in_a_name(tmp_path):
-    assert tables.read_table(written(tmp_path, "a,b\n1,2.5\n", "t.tsv"))["b"].tolist() == [2.5]
-    assert tables.read_table(written(tmp_path, "a,b;c\n1,2\n")).columns.tolist() == ["a", "b;c"]
-    assert tables.read_table(written(tmp_path, '"a",b\n"1,5",2\n'))["a"].tolist() == ["1,5"]
-    assert tables.read_table(written(tmp_path, "Größe, m²;Preis\n12,5;300\n"))["Größe, m²"].tolist() == [12.5]
-    assert tables.read_table(written(tmp_path, "a;b\n,5;x\n,25;y\n"))["a"].tolist() == [0.5, 0.25]
-    assert tables.read_table(written(tmp_path, '"a";"b, c";y\n1,5;x;3\n')).columns.tolist() == ["a", "b, c", "y"]
+def test_the_separator_is_detected_whatever_the_suffix(tmp_path):
+    assert tables.read_table(write_file(tmp_path, "a,b\n1,2.5\n", "t.tsv"))["b"].tolist() == [2.5]
+    assert tables.read_table(write_file(tmp_path, "a,b;c\n1,2\n")).columns.tolist() == ["a", "b;c"]
+    assert tables.read_table(write_file(tmp_path, '"a",b\n"1,5",2\n'))["a"].tolist() == ["1,5"]
+    assert tables.read_table(write_file(tmp_path, "Größe, m²;Preis\n12,5;300\n"))["Größe, m²"].tolist() == [12.5]
+    assert tables.read_table(write_file(tmp_path, "a;b\n,5;x\n,25;y\n"))["a"].tolist() == [0.5, 0.25]
+    assert tables.read_table(write_file(tmp_path, '"a";"b, c";y\n1,5;x;3\n')).columns.tolist() == ["a", "b, c", "y"]
 
 
-def test_files_that_are_none(tmp_path):
+def test_wrong_files_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.csv"):
         tables.read_table(tmp_path / "none.csv")
     (tmp_path / "d.csv").mkdir()
@@ -129,18 +127,18 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(ValueError, match="must end in"):
         tables.write_table(pd.DataFrame({"a": [1]}), tmp_path / "t.json")
     with pytest.raises(ValueError, match="cannot be read as Parquet"):
-        tables.read_table(written(tmp_path, "a,b\n1,2\n", "t.parquet"))
+        tables.read_table(write_file(tmp_path, "a,b\n1,2\n", "t.parquet"))
     with pytest.raises(ValueError, match="Not a gzipped file"):
-        tables.read_table(written(tmp_path, "a,b\n1,2\n", "t.csv.gz"))
+        tables.read_table(write_file(tmp_path, "a,b\n1,2\n", "t.csv.gz"))
 
 
-def test_without_pandas_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_pandas_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r'pandas: pip install "regard\[all\]"'):
-        tables.read_table(written(tmp_path, "a\n1\n"))
+        tables.read_table(write_file(tmp_path, "a\n1\n"))
 
 
-def test_without_pyarrow_it_says_what_to_install(frame, tmp_path, monkeypatch):
+def test_without_pyarrow_the_error_says_what_to_install(frame, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise ImportError("Missing optional dependency 'pyarrow'")
 
@@ -156,13 +154,13 @@ def test_without_pyarrow_it_says_what_to_install(frame, tmp_path, monkeypatch):
 
 def test_row_numbers_that_pandas_wrote_are_left_out(tmp_path):
     with pytest.warns(UserWarning, match="without a name are left out: number 1"):
-        frame = tables.read_table(written(tmp_path, ",a,b\n0,5,6\n1,7,8\n"))
+        frame = tables.read_table(write_file(tmp_path, ",a,b\n0,5,6\n1,7,8\n"))
     assert frame.columns.tolist() == ["a", "b"]
     assert frame["a"].tolist() == [5, 7]
 
 
 def test_columns_named_as_text_stay_text(tmp_path):
-    path = written(tmp_path, "code,n\n01,01\n2,2\n")
+    path = write_file(tmp_path, "code,n\n01,01\n2,2\n")
     assert tables.read_table(path)["code"].tolist() == [1, 2]
     assert tables.read_table(path, text=["code", "absent"])["code"].tolist() == ["01", "2"]
     pd.DataFrame({"code": [1, None]}, dtype="Int64").to_parquet(tmp_path / "t.parquet")
@@ -171,14 +169,14 @@ def test_columns_named_as_text_stay_text(tmp_path):
     assert pd.isna(read.iloc[1])
 
 
-def test_a_missing_column_is_named_with_one_like_it(frame):
+def test_a_missing_column_raises_with_the_nearest_name(frame):
     with pytest.raises(ValueError, match="no column 'gardens'; did you mean 'garden'"):
-        tables.pick(frame, ["area", "gardens"])
+        tables.select_columns(frame, ["area", "gardens"])
     with pytest.raises(ValueError, match="no column 'xyzzy'; its columns are 'area', 'rooms', 'city', 'garden'"):
-        tables.column(frame, "xyzzy")
+        tables.get_column(frame, "xyzzy")
 
 
-def test_impute_fills_in_what_it_learned():
+def test_impute_fills_with_medians_and_most_frequent_values():
     frame = pd.DataFrame(
         {
             "number": [1.0, 2.0, np.nan, 9.0],
@@ -205,39 +203,6 @@ def test_impute_fills_in_what_it_learned():
     assert same == fill
 
 
-def test_nothing_can_be_imputed_from_nothing():
+def test_impute_raises_on_an_empty_column():
     with pytest.raises(ValueError, match="column 'a' has no value in any row"):
         tables.impute(pd.DataFrame({"a": [np.nan, np.nan]}))
-
-
-def test_a_schema_takes_new_tables_as_the_first_one(tmp_path):
-    known = schema.Schema("y", {"n": "number", "code": "code", "word": "text"}, {"n": 5.0, "code": 1, "word": "u"})
-    path = written(tmp_path, "word,extra,code,n\n01,9,2,\n,9,x,3\n")
-    rows = known.rows(tables.read_table(path, text=known.text))
-    assert rows.columns.tolist() == ["n", "code", "word"]
-    assert rows["word"].tolist() == ["01", "u"]
-    assert rows["code"].tolist() == [2, "x"]  # 2 is what it was in training; "x" is a stranger
-    assert rows["n"].tolist() == [5.0, 3.0]
-    with pytest.raises(ValueError, match=r"column 'n' must hold numbers, got 'two' in row 1 \(line 2"):
-        known.rows(tables.read_table(written(tmp_path, "word,code,n\na,1,two\n")))
-    with pytest.raises(ValueError, match="has no column 'code', 'word'"):
-        known.rows(pd.DataFrame({"n": [1.0]}))
-
-
-def test_kinds_come_from_the_values_of_categories():
-    values = {"t": ("a", "b"), "b": (False, True), "c": (1, 2), "m": (1, "x")}
-    assert schema.kinds_of(["n", *values], values) == {
-        "n": "number",
-        "t": "text",
-        "b": "truth",
-        "c": "code",
-        "m": "code",
-    }
-
-
-def test_a_schema_goes_through_json_and_says_when_it_is_broken():
-    known = schema.Schema("Größe", {"n": "number"}, {"n": 0.5})
-    assert schema.from_json(json.loads(json.dumps(schema.as_json(known))), "model") == known
-    for told in ({"a": 1}, [], "text"):
-        with pytest.raises(ValueError, match="the table that model tells of is broken"):
-            schema.from_json(told, "model")

@@ -1,7 +1,7 @@
-"""A table as somebody else wrote it."""
+"""A table's file with the given content."""
 
 
-def written(folder, text, name="table.csv"):
+def write_file(folder, content, name="table.csv"):
     path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.data.tables import column, listed, pandas
+from regard.data.tables import get_column, import_pandas, quote_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -182,7 +182,7 @@ def match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ...
         else:
             same = set(names) == set(first) and len(set(names)) == len(names)
         if not same:
-            ours, theirs = ("no names" if some is None else listed(map(str, some)) for some in (first, names))
+            ours, theirs = ("no names" if some is None else quote_names(map(str, some)) for some in (first, names))
             raise ValueError(
                 "if one bag has column names, all bags must have the same, each once:"
                 f" bag 0 has {ours}, bag {index} has {theirs}"
@@ -218,17 +218,19 @@ def from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
 def from_frame(frame: "DataFrame", by: str | None) -> Bags:
     """Bags from a frame with a row for each instance, gathered by the column `by`."""
     if by is None:
-        raise ValueError(f"the column that names the bags must be given; the columns are {listed(map(str, frame))}")
+        raise ValueError(
+            f"the column that names the bags must be given; the columns are {quote_names(map(str, frame))}"
+        )
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise ValueError(f"the columns of a frame must have different names, got {twice[0]!r} more than once")
-    ids = column(frame, by)
+    ids = get_column(frame, by)
     if not len(frame):
         raise ValueError("there must be at least one bag, got a frame without rows")
     if ids.isna().any():
         row = ids.index[int(np.argmax(ids.isna().to_numpy()))]
         raise ValueError(f"column {by!r} must name the bag of each row, and is missing in row {row}")
-    code, names = pandas().factorize(ids)  # in order of first appearance
+    code, names = import_pandas().factorize(ids)  # in order of first appearance
     order = np.argsort(code, kind="stable")
     features = [name for name in frame.columns if name != by]
     if not features:
@@ -342,7 +344,7 @@ def group_targets(target: "Series", bag: "Series") -> "Series":
     several = groups.nunique(dropna=False) > 1
     if several.any():
         name = several.index[int(np.argmax(several.to_numpy()))]
-        values = listed(map(str, target[bag == name].unique()), most=5)
+        values = quote_names(map(str, target[bag == name].unique()), most=5)
         where = "" if target.name is None else f" in column {target.name!r}"
         raise ValueError(f"all rows of a bag must have the same target, those of bag {name} have {values}{where}")
     return groups.first()

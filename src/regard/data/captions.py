@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data.sentence_pairs import END, START, padded
-from regard.data.tables import listed
+from regard.data.tables import quote_names
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -147,7 +147,7 @@ def said_of(left_out: dict[str, Any], images: Sequence[Any]) -> str:
         names = [
             str(images[place]) if not hasattr(images[place], "shape") else str(place) for place in left_out["images"]
         ]
-        parts.append(f"{len(names)} of {len(images)} images without a caption ({listed(names, 5)})")
+        parts.append(f"{len(names)} of {len(images)} images without a caption ({quote_names(names, 5)})")
     if left_out.get("blank"):
         parts.append(f"{left_out['blank']} blank captions beside others")
     if left_out.get("unscored"):

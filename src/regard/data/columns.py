@@ -8,7 +8,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Floats = NDArray[np.float64]
+Reals = NDArray[np.floating[Any]]
 
 SCALES = ("rank", "standard")
 MANY_CATEGORIES = 20
@@ -199,7 +200,7 @@ def encode_column(column: "Series | NDArray[np.object_]", category: Category, na
     codes = np.array([known.get(value, -1) for value in cells], dtype=float)
     if category.ordered and (codes < 0).any():
         unseen = np.asarray(column, dtype=object)[int(np.argmax(codes < 0))]
-        raise ValueError(f"column {name!r} is ordered, and {unseen!r} was not in the training data: its rank is unknown")
+        raise ValueError(f"column {name!r} is ordered, and {unseen!r} is not in the training data: its rank is unknown")
     return codes
 
 
@@ -246,13 +247,14 @@ class Scale:
     quantiles: Floats | None = None  # [q, d], if columns are turned to ranks
     edge: float = 0.0  # rank of the least value, and 1 minus that of the greatest: (½)/n for n rows
 
-    def __call__(self, x: Floats) -> Floats:
+    def __call__(self, x: Reals) -> Floats:
         if self.quantiles is None:
-            return (x - self.centre) / self.spread
+            scaled: Floats = (x - self.centre) / self.spread
+            return scaled
         scores = [self.normal_score(column, known) for column, known in zip(x.T, self.quantiles.T, strict=True)]
-        return np.stack(scores, axis=1) if x.size else x * 1.0  # [m, d]
+        return np.stack(scores, axis=1) if x.size else np.zeros(x.shape)  # [m, d]
 
-    def normal_score(self, column: Floats, known: Floats) -> Floats:
+    def normal_score(self, column: Reals, known: Floats) -> Floats:
         """Normal scores [m] of one column, given its quantiles; equal values get the mean of their ranks."""
         steps = np.linspace(0, 1, len(known))
         rank = 0.5 * (np.interp(column, known, steps) - np.interp(-column, -known[::-1], -steps[::-1]))
@@ -274,7 +276,7 @@ class Scale:
         return derivative
 
 
-def fit_scale(x: Floats, weight: Floats | None, name: str | None) -> Scale:
+def fit_scale(x: Reals, weight: Floats | None, name: str | None) -> Scale:
     """The units of columns [n, d], by the name of a scale."""
     if name not in (None, *SCALES):
         raise ValueError(f"scale must be one of 'rank', 'standard' or None, got {name!r}")
@@ -301,19 +303,21 @@ def effective_count(weight: Floats | None, rows: int) -> float:
     return float(weight.sum() ** 2 / np.square(weight).sum())
 
 
-def weighted_quantile(column: Floats, weight: Floats, ranks: Floats) -> Floats:
+def weighted_quantile(column: Reals, weight: Floats, ranks: Floats) -> Floats:
     """Quantiles of a column whose rows have weights."""
     order = np.argsort(column, kind="stable")
     first = np.cumsum(weight[order]) - weight[order]
     last = first + np.maximum(weight[order] - 1, 0)  # a weight of 3 is three rows, at positions 0, 1 and 2
     steps = np.stack([first, last], axis=1).ravel()
-    return np.interp(ranks * steps[-1], steps, np.repeat(column[order], 2))
+    quantiles: Floats = np.interp(ranks * steps[-1], steps, np.repeat(column[order], 2))
+    return quantiles
 
 
-def standard_deviation(x: Floats, weight: Floats | None) -> Floats:
+def standard_deviation(x: Reals, weight: Floats | None) -> Floats:
     """Standard deviations of the columns [n, d]; 1 for a constant one, which no unit changes."""
     if not x.shape[1]:
         return np.ones(0)
     centre = np.average(x, axis=0, weights=weight)
     deviation = np.sqrt(np.average(np.square(x - centre), axis=0, weights=weight))
-    return np.where((deviation > 0) & (np.ptp(x, axis=0) > 0), deviation, 1.0)
+    units: Floats = np.where((deviation > 0) & (np.ptp(x, axis=0) > 0), deviation, 1.0)
+    return units

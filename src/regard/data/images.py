@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard.data.tables import INSTALL, listed
+from regard.data.tables import INSTALL, quote_names
 from regard.data.text import read_text
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class LeftOut(NamedTuple):
 
     def __str__(self) -> str:
         parts = (
-            (self.missing, f"{self.captions} captions without their image ({listed(self.missing, LISTED)})"),
-            (self.images, f"{len(self.images)} images without a caption ({listed(self.images, LISTED)})"),
+            (self.missing, f"{self.captions} captions without their image ({quote_names(self.missing, LISTED)})"),
+            (self.images, f"{len(self.images)} images without a caption ({quote_names(self.images, LISTED)})"),
             (self.blank, f"{len(self.blank)} empty captions (the first in line {self.blank[0]})" if self.blank else ""),
         )
         return ", ".join(said for found, said in parts if found)

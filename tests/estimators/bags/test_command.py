@@ -94,7 +94,7 @@ def test_two_numbers_are_told_how_to_be_classes(here):
     table["active"] = (table["active"] == "yes").astype(int)
     table.to_csv("bags.csv", index=False)
     said = fit("--epochs", 2).stderr.splitlines()
-    assert said[0] == "active holds the numbers 0 and 1: for classes, say --kind classification"
+    assert said[0] == "active holds the numbers 0 and 1: for classes, use --kind classification"
     assert said[1].startswith("BagRegressor on 40 bags")
     assert fit("--epochs", 2, "--kind", "classification", "--balanced").stderr.startswith("BagClassifier on 40 bags")
     assert set(frame_of(run("predict", "model", "new.csv"))["active"]) <= {0, 1}

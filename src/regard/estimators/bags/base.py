@@ -17,8 +17,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_bags
-from regard.data.columns import Scale, scale_of
-from regard.data.tables import pick
+from regard.data.columns import Scale, fit_scale
+from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
 from regard.estimators.evidence import check_memory, checked_top
 from regard.estimators.settings import restored_classes, saved_classes, saved_settings, target_names
@@ -110,7 +110,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
         if hasattr(X, "columns") and names is not None and self.bag is not None:
-            X = pick(X, [self.bag, *names])  # noqa: N806
+            X = select_columns(X, [self.bag, *names])  # noqa: N806
         bags = as_bags(X, by=self.bag if hasattr(X, "columns") else None)
         count = bags.instances.shape[1]
         if count != self.n_features_in_:
@@ -128,7 +128,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
 
     def _feature_scale(self, instances: Floats) -> Scale:
         """The scale of the features, from the training instances."""
-        return scale_of(instances, None, "standard" if self.standardise else None)
+        return fit_scale(instances, None, "standard" if self.standardise else None)
 
     def _scaled(self, bags: Bags) -> Bags:
         """Bags with scaled features."""

@@ -14,7 +14,7 @@ from regard.data import table_checks as cells
 from regard.data import table_roles as roles
 from regard.data import tables
 from regard.data.bags import Bags, as_bags, group_targets
-from regard.data.table_schema import Schema, as_json, from_json, kinds_of
+from regard.data.table_roles import Schema, column_kinds
 from regard.estimators.pictures import drawn
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
         raise ValueError(f"--bag and --target must be two columns, got {bag!r} for both")
     frame = tables.read_table(path, text=[bag])
     ids = bag_of(frame, bag)
-    value = group_targets(roles.target_of(frame, target, kind), ids)
-    said = roles.hints_of(value.rename(target), kind)
-    others = [target, bag, *roles.dropped(frame, given["drop"], [target, bag])]
-    rows = roles.features_of(frame, others, instead=cells.DROP)
+    value = group_targets(roles.target_column(frame, target, kind), ids)
+    said = roles.target_hints(value.rename(target), kind)
+    others = [target, bag, *roles.dropped_columns(frame, given["drop"], [target, bag])]
+    rows = roles.feature_columns(frame, others, otherwise=cells.DROP)
     check_features(rows)
     rows, fill = tables.impute(rows) if impute else (rows, None)
     cells.check_complete(rows)  # as_bags makes 0 and 1 of truths
     model = model_for(value, given).fit(rows.assign(**{bag: ids}), value)
-    whole = ", ".join(tables.counted(*some) for some in ((value, "bag"), (rows, "row"), (rows.columns, "column")))
-    return model, {"table": as_json(known(model, fill))}, [*said, f"{type(model).__name__} on {whole}"]
+    whole = ", ".join(tables.count_text(*some) for some in ((value, "bag"), (rows, "row"), (rows.columns, "column")))
+    return model, {"table": known(model, fill).to_json()}, [*said, f"{type(model).__name__} on {whole}"]
 
 
 def written(out: Path) -> None:
@@ -70,15 +70,17 @@ def called(bags: Bags, place: int) -> str:
 
 def bag_of(frame: "DataFrame", bag: str) -> "Series":
     """The column that says the bag of each row."""
-    ids = tables.column(frame, bag)
-    cells.check_complete(tables.pick(frame, [bag]), "a row must say its bag: fill it in, or leave the row out")
+    ids = tables.get_column(frame, bag)
+    cells.check_complete(
+        tables.select_columns(frame, [bag]), "a row must say its bag: fill it in, or leave the row out"
+    )
     return ids
 
 
 def check_features(rows: "DataFrame") -> None:
     """The features of an instance are numbers; true and false are 1 and 0."""
     for name in rows.columns:
-        if not roles.is_number(rows[name]) and not roles.is_truth(rows[name]):
+        if not cells.is_numeric(rows[name]) and not cells.is_boolean(rows[name]):
             raise ValueError(
                 f"the features of a bag must be numbers, and column {name!r} holds {rows[name].dropna().iloc[0]!r}:"
                 " leave it out, or turn it into numbers"
@@ -97,7 +99,7 @@ def model_for(value: "Series", given: dict[str, Any]) -> Any:
             raise ValueError("--attention linear is for regression, and the target holds classes")
         return BagClassifier(attention, class_weight="balanced" if balanced else None, **settings)
     if balanced:
-        raise ValueError("--balanced is for classes, and the target holds numbers: say --kind classification")
+        raise ValueError("--balanced is for classes, and the target holds numbers: use --kind classification")
     return BagRegressor(attention, init="spectral" if attention == "linear" else "random", **settings)
 
 
@@ -108,13 +110,13 @@ def takes(model: Any) -> bool:
 
 def schema_of(model: Any, config: dict[str, Any], folder: Path) -> Schema:
     """What is known of the model's table; a model that was saved from Python knows only what it was fitted on."""
-    return from_json(config["table"], folder) if "table" in config else known(model, None)
+    return Schema.from_json(config["table"], folder) if "table" in config else known(model, None)
 
 
 def known(model: Any, fill: dict[str, Any] | None) -> Schema:
     """What a model over bags knows of its table by itself."""
     names = getattr(model, "feature_names_in_", [f"x{place}" for place in range(model.n_features_in_)])
-    return Schema(model.targets_[0], kinds_of(names, {}), fill, model.bag)
+    return Schema(model.targets_[0], column_kinds(names, {}), fill, model.bag)
 
 
 def asked(model: Any, schema: Schema, path: Path) -> Bags:
@@ -134,7 +136,7 @@ def asked(model: Any, schema: Schema, path: Path) -> Bags:
                 f" columns beside {bag!r}: give those, in their order"
             )
         frame = frame.set_axis(list(schema.kinds), axis=1)
-    bags = as_bags(schema.rows(frame).assign(**{bag: ids}), by=bag)
+    bags = as_bags(schema.features(frame).assign(**{bag: ids}), by=bag)
     return bags if hasattr(model, "feature_names_in_") else bags.without_feature_names()
 
 
@@ -151,7 +153,7 @@ def predictions(model: Any, schema: Schema, bags: Bags, std: bool, proba: bool, 
         if clash is not None:
             raise ValueError(f"--proba adds a column {clash!r}, and the table has one of that name: rename it")
         made |= {f"p_{label}": chance[:, place] for place, label in enumerate(model.classes_)}
-    return tables.pandas().DataFrame(made)
+    return tables.import_pandas().DataFrame(made)
 
 
 def facts(model: Any, schema: Schema) -> dict[str, Any]:

@@ -23,13 +23,12 @@ import torch
 from numpy.typing import ArrayLike
 from scipy import optimize
 
-from regard.data.columns import Columns, counted, spread_of
+from regard.data.columns import Columns, Floats, effective_count, standard_deviation
 from regard.engines.kernel_sums.problem import Moments, Pooled
 from regard.estimators.tables.metric_learning import Observations, learn_metric
 from regard.estimators.tables.smoother import (
     KERNELS,
     LEARNING_RIDGE,
-    Floats,
     Indices,
     Smoother,
     fit_lines,
@@ -130,11 +129,11 @@ def check_matrix(width: Floats, numeric: int) -> None:
 def apply_rule(smoother: Smoother, rule: str) -> Smoother:
     """The bandwidths of a rule of thumb, "scott" or "silverman"."""
     numeric, weight = smoother.rows.numeric, smoother.weight
-    count = counted(weight, len(numeric))
+    count = effective_count(weight, len(numeric))
     features = max(1, numeric.shape[1])
     effective = count * (features + 2) / 4 if rule == "silverman" else count
     shrink = max(1.0, effective) ** (-1 / (features + 4))
-    width = spread_of(numeric, weight) * shrink / width_of(smoother.kernel, numeric.shape[1])
+    width = standard_deviation(numeric, weight) * shrink / width_of(smoother.kernel, numeric.shape[1])
     return replace(smoother, bandwidth=width, category_bandwidth=max_category(smoother) * shrink**2)
 
 

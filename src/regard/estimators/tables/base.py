@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from regard.data.columns import Category, Columns, Scale, as_frame, scale_of, seen_in
+from regard.data.columns import Category, Columns, Floats, Scale, as_frame, find_columns, fit_scale
 from regard.engines.job import Plan
 from regard.estimators.evidence import check_memory, checked_top
 from regard.estimators.settings import saved_settings, seed_of
@@ -27,7 +27,7 @@ from regard.estimators.tables.bandwidth import (
 )
 from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
 from regard.estimators.tables.metric_learning import METRICS
-from regard.estimators.tables.smoother import KERNELS, Floats, Rows, Smoother
+from regard.estimators.tables.smoother import KERNELS, Rows, Smoother
 from regard.saving import jsonable, write
 from regard.scores import Score
 
@@ -67,7 +67,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def _read_table(self, X: ArrayLike) -> object:  # noqa: N803
         """Find the categorical columns, and return the table with their codes."""
         table = as_frame(X)
-        self.columns_ = seen_in(table, self.categorical, self.ordered)
+        self.columns_ = find_columns(table, self.categorical, self.ordered)
         self.labels_ = row_labels(table)
         return self.columns_.encode(table)
 
@@ -77,7 +77,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         self.X_ = X.copy()  # the caller may change its own later
         self.row_index_ = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
         weight = None if weight is None or (weight[self.row_index_] == 1).all() else weight[self.row_index_]
-        self.scale_ = scale_of(X[self.row_index_][:, self.columns_.numbers], weight, self.scale)
+        self.scale_ = fit_scale(X[self.row_index_][:, self.columns_.numbers], weight, self.scale)
         bandwidth = self.bandwidth
         if bandwidth is None:
             bandwidth = 1.0 if callable(self.kernel) else "scott"

@@ -8,7 +8,7 @@ import numpy as np
 from regard.data import table_checks as cells
 from regard.data import table_roles as roles
 from regard.data import tables
-from regard.data.table_schema import Schema, as_json, from_json, kinds_of
+from regard.data.table_roles import Schema, column_kinds
 from regard.estimators.pictures import drawn
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     """
     target, kind, impute = given["target"], given["kind"], given["impute"]
     frame = tables.read_table(path)
-    value = roles.target_of(frame, target, kind)
-    weight, order = given["weight"], orders_in(given["ordered"])
-    count = None if weight is None else roles.weight_of(frame, weight)
-    others = [target, weight or target, *roles.dropped(frame, given["drop"], [target, weight])]
-    rows = roles.features_of(frame, others, roles.names_in(given["categorical"]), order)
-    said = roles.hints_of(value, kind)
+    value = roles.target_column(frame, target, kind)
+    weight, order = given["weight"], roles.split_orders(given["ordered"])
+    count = None if weight is None else roles.weight_column(frame, weight)
+    others = [target, weight or target, *roles.dropped_columns(frame, given["drop"], [target, weight])]
+    rows = roles.feature_columns(frame, others, roles.split_names(given["categorical"]), order)
+    said = roles.target_hints(value, kind)
     said += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in order]
     rows, fill = tables.impute(rows) if impute else (rows, None)
     cells.check_complete(rows)
@@ -44,8 +44,8 @@ def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[
     }
     model = model_for(value, given["order"], settings).fit(rows, value, sample_weight=count)
     schema = known(model, fill)
-    whole = f"{tables.counted(rows, 'row')} and {tables.counted(rows.columns, 'column')}"
-    return model, {"table": as_json(schema)}, [*said, *quality(model), f"{type(model).__name__} on {whole}"]
+    whole = f"{tables.count_text(rows, 'row')} and {tables.count_text(rows.columns, 'column')}"
+    return model, {"table": schema.to_json()}, [*said, *quality(model), f"{type(model).__name__} on {whole}"]
 
 
 def quality(model: Any) -> list[str]:
@@ -103,12 +103,6 @@ def bandwidth_in(text: str) -> Any:
     return numbers if len(parts) > 1 else numbers[0]
 
 
-def orders_in(text: str) -> dict[str, list[str] | None]:
-    """Ordered columns as typed: grade,size=S:M:L."""
-    parts = [name.partition("=") for name in roles.names_in(text)]
-    return {name: [value.strip() for value in order.split(":")] if mark else None for name, mark, order in parts}
-
-
 def takes(model: Any) -> bool:
     """Whether a model is one of rows: all others are asked first."""
     return True
@@ -116,32 +110,32 @@ def takes(model: Any) -> bool:
 
 def schema_of(model: Any, config: dict[str, Any], folder: Path) -> Schema:
     """What is known of the model's table; a model that was saved from Python knows only what it was fitted on."""
-    return from_json(config["table"], folder) if "table" in config else known(model, None)
+    return Schema.from_json(config["table"], folder) if "table" in config else known(model, None)
 
 
 def known(model: Any, fill: dict[str, Any] | None) -> Schema:
     """What a model knows of its table by itself."""
     columns = model.columns_
     categories = {columns.names[place]: category.values for place, category in columns.categories.items()}
-    return Schema(model.targets_[0], kinds_of(columns.names, categories), fill)
+    return Schema(model.targets_[0], column_kinds(columns.names, categories), fill)
 
 
 def asked(model: Any, schema: Schema, table: Path) -> Any:
     """New rows as the model takes them: by name, or by place if it was fitted on columns without names."""
     frame = tables.read_table(table, text=schema.text)
     if hasattr(model, "feature_names_in_"):
-        return schema.rows(frame)
+        return schema.features(frame)
     if len(frame.columns) != len(schema.kinds):
         raise ValueError(
             f"the model was fitted on {len(schema.kinds)} columns without names, {table} has {len(frame.columns)}:"
             " give those, in their order"
         )
-    return schema.rows(frame.set_axis(list(schema.kinds), axis=1)).to_numpy()
+    return schema.features(frame.set_axis(list(schema.kinds), axis=1)).to_numpy()
 
 
 def predictions(model: Any, schema: Schema, rows: Any, std: bool, proba: bool, density: bool) -> "DataFrame":
     """A column for the target, and for what else was asked."""
-    pd = tables.pandas()
+    pd = tables.import_pandas()
     classes = hasattr(model, "predict_proba")
     if std and classes:
         raise ValueError("--std is for regression; ask a classifier for --proba")

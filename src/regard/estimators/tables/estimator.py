@@ -15,11 +15,12 @@ from sklearn.metrics import r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
+from regard.data.columns import Floats
 from regard.estimators.settings import all_or_nothing, restored_classes, saved_classes, target_names
 from regard.estimators.tables.bandwidth import Bandwidth
 from regard.estimators.tables.base import Kernel, KernelEstimator
 from regard.estimators.tables.evidence import Labels
-from regard.estimators.tables.smoother import Floats, marginal_effects
+from regard.estimators.tables.smoother import marginal_effects
 
 
 class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type: ignore[misc]
@@ -136,7 +137,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         encoded = self._encode(X)
         effects = marginal_effects(self.smoother_, self._rows(encoded))
         all_columns = np.full((*encoded.shape, effects.shape[2]), np.nan)
-        derivative = self.scale_.slope(encoded[:, self.columns_.numbers])
+        derivative = self.scale_.derivative(encoded[:, self.columns_.numbers])
         all_columns[:, self.columns_.numbers] = effects * derivative[:, :, None]
         return all_columns[:, :, 0] if self.single_ else all_columns
 

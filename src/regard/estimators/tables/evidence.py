@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
+from regard.data.columns import Floats
 from regard.engines.kernel_sums.dispatch import log_kernel
-from regard.estimators.tables.smoother import KERNELS, Floats, Indices, Rows, Smoother, fit_lines
+from regard.estimators.tables.smoother import KERNELS, Indices, Rows, Smoother, fit_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

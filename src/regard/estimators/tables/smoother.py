@@ -20,6 +20,7 @@ from scipy.special import betaln, gammaln
 from torch import Tensor
 
 from regard.attend import Engine, attend
+from regard.data.columns import Floats
 from regard.engines.job import Plan, scores_of, spans
 from regard.engines.kernel_sums import dispatch as sums
 from regard.engines.kernel_sums.problem import (
@@ -37,7 +38,6 @@ from regard.kernels import Boxcar, Epanechnikov, Gaussian, Kernel, Laplace, Tric
 from regard.masks import Mask
 from regard.scores import Score
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 KERNELS: dict[str, type[Kernel]] = {
