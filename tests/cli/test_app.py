@@ -114,7 +114,7 @@ def test_a_category_never_seen_is_fine_if_it_has_no_order(here, houses):
     assert np.isfinite(frame_of(said)["price"]).all()
     assert "'city': 20 of 20 rows hold a category that was not in the training data, such as 'Rio'" in said.stderr
     new.assign(zone=25, city="Oslo").to_csv("zone.csv", index=False)
-    assert "column 'zone' is ordered, and 25 was not in the training data" in refused("predict", "model", "zone.csv")
+    assert "column 'zone' is ordered, and 25 is not in the training data" in refused("predict", "model", "zone.csv")
 
 
 def test_codes_that_are_text_stay_text_in_a_table_of_numbers_alone(here, houses):
