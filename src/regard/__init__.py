@@ -14,65 +14,61 @@ from typing import TYPE_CHECKING, Any
 from regard import masks, scores, weighing
 from regard.attend import Look, attend, attend_parts, look, plan
 from regard.engines.job import Plan
+from regard.estimators import ESTIMATORS
 from regard.parts import NOTHING, Attended, merge
 
 if TYPE_CHECKING:
-    from regard import layers
-    from regard.data.bags import as_bags
-    from regard.estimators import (
-        BagClassifier,
-        BagRegressor,
-        Captioner,
-        FlatClassifier,
-        FlatRegressor,
-        NadarayaWatson,
-        NadarayaWatsonClassifier,
-        QuadraticRegressor,
-        Translator,
-        Writer,
-        load,
-    )
-    from regard.layers.watch import watch
+    from regard import layers as layers
+    from regard.data.bags import as_bags as as_bags
+    from regard.estimators import load as load
+    from regard.estimators.bags.estimator import BagClassifier as BagClassifier
+    from regard.estimators.bags.estimator import BagRegressor as BagRegressor
+    from regard.estimators.bags.quadratic import FlatClassifier as FlatClassifier
+    from regard.estimators.bags.quadratic import FlatRegressor as FlatRegressor
+    from regard.estimators.bags.quadratic import QuadraticRegressor as QuadraticRegressor
+    from regard.estimators.captioning.estimator import Captioner as Captioner
+    from regard.estimators.tables.estimator import NadarayaWatson as NadarayaWatson
+    from regard.estimators.tables.estimator import NadarayaWatsonClassifier as NadarayaWatsonClassifier
+    from regard.estimators.translation.estimator import Translator as Translator
+    from regard.estimators.writing.estimator import Writer as Writer
+    from regard.layers.watch import watch as watch
 
 __version__ = "0.1.0"
+
+_LATER = {
+    "as_bags": "regard.data.bags",
+    "layers": "regard",
+    "load": "regard.estimators",
+    "watch": "regard.layers.watch",
+    **dict.fromkeys(ESTIMATORS, "regard.estimators"),
+}
+"""Names that are imported when they are first used, because scikit-learn takes its time, and their modules."""
 
 __all__ = [
     "NOTHING",
     "Attended",
-    "BagClassifier",
-    "BagRegressor",
-    "Captioner",
-    "FlatClassifier",
-    "FlatRegressor",
     "Look",
-    "NadarayaWatson",
-    "NadarayaWatsonClassifier",
     "Plan",
-    "QuadraticRegressor",
-    "Translator",
-    "Writer",
-    "as_bags",
     "attend",
     "attend_parts",
-    "layers",
-    "load",
     "look",
     "masks",
     "merge",
     "plan",
     "scores",
-    "watch",
     "weighing",
+    *_LATER,
 ]
 
 
-LATER = {"layers": "regard.layers", "watch": "regard.layers.watch", "as_bags": "regard.data.bags"}
-"""Where names are that are not estimators and not yet imported."""
-
-
 def __getattr__(name: str) -> Any:
-    """What takes its time to import, as scikit-learn does, is imported when it is first asked for."""
-    if name not in __all__:
+    """Import a name when it is first used."""
+    if name not in _LATER:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    home = importlib.import_module(LATER.get(name, "regard.estimators"))
-    return home if name == "layers" else getattr(home, name)
+    if name == "layers":
+        return importlib.import_module("regard.layers")
+    return getattr(importlib.import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -31,7 +31,7 @@ def refused(*words, given=None):
 
 def typed(*words, **settings):
     """A verb, run in a process of its own."""
-    command = [sys.executable, "-m", "regard.cli", *map(str, words)]
+    command = [sys.executable, "-m", "regard", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
 
 

@@ -1,7 +1,4 @@
-"""The command line: `app.py` and `fitting.py` have a function for each verb.
-
-The other files say what it does with each kind of data.
-"""
+"""The command line: `app.py` has a function for each verb, `fit.py` makes `regard fit NAME` of declared settings."""
 
 from regard.cli.app import app, main
 

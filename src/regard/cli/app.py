@@ -1,51 +1,42 @@
-"""The command line: one function a verb. It only talks; what it says is computed elsewhere.
+"""The command line: one function a verb. It only talks; the subjects in `regard.estimators` do the work.
 
-    regard fit houses.csv --target price --out model/
+    regard fit table houses.csv --target price --out model/
     regard predict model/ new.csv
     regard evidence model/ new.csv --top 5
     regard info model/
 
-    regard fit molecules.csv --bag molecule --target active --out model/       bags: a row for each instance
-    regard fit book.txt --kind writer --out model/                             a text, to go on with
+    regard fit bags molecules.csv --bag molecule --target active --out model/      bags: a row for each instance
+    regard fit writer book.txt --out model/                                        a text, to continue
     regard write model/ --prompt "Once upon a time"
-    regard fit pairs.tsv --kind translator --out model/                        sentences, source TAB target
+    regard fit translator pairs.tsv --out model/                                   sentences, source TAB target
     regard translate model/ < in.txt > out.txt
-    regard fit captions.tsv --images photos/ --kind captioner --out model/     images, to say what is in them
+    regard fit captioner captions.tsv --images photos/ --out model/                images and their captions
     regard caption model/ photo.jpg --plot looked.png
-    regard tour                                                                every system on a small case
+    regard tour                                                                    every system on a small case
 
 Results go to stdout or to a file. Progress, messages and warnings go to stderr, so that stdout can be piped. A mistake
-in what was asked, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours. Ctrl-C is exit
-code 130, and a line that says what is left.
+of the user, or in the data, is one line on stderr and exit code 1; a traceback is a bug of ours. Ctrl-C is exit
+code 130, and a line that says where the checkpoint is.
 """
 
-import sys
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
-from regard import saving
-from regard.cli.fitting import fit
-from regard.cli.messages import say
 from regard.data import tables
-from regard.data.sentence_pairs import lines_of
-from regard.data.text import decoded
-from regard.estimators.bags import command as bags
-from regard.estimators.captioning import command as captioner
-from regard.estimators.tables import command as rows
-from regard.estimators.translation import command as translator
-from regard.estimators.writing import command as writer
 
 try:
     import typer
 except ImportError:
     raise SystemExit(f"the command line needs typer: {tables.INSTALL}") from None
 
+from regard.cli.fit import AnySubject, FitGroup, subjects
+from regard.estimators.subject import open_model, save_plot, say
 
 STOPPED = 130
-"""What a shell says of a program that was ended by Ctrl-C."""
-SEEDS = 2**31 - 1
-"""The largest seed of the tour; NumPy takes none that is negative, scikit-learn none above 2³²."""
+"""The exit code of a program that was ended by Ctrl-C."""
+LARGEST_SEED = 2**31 - 1
+"""NumPy takes no negative seed, scikit-learn none above 2³²."""
 
 
 class PlainGroup(typer.core.TyperGroup):
@@ -58,7 +49,7 @@ class PlainGroup(typer.core.TyperGroup):
             try:
                 return super().invoke(ctx)
             except BrokenPipeError:
-                raise  # the reader has seen enough, as with `| head`: typer leaves quietly
+                raise  # the reader closed the pipe, as `| head` does: typer exits quietly
             except (ValueError, OSError, ImportError, FloatingPointError) as error:
                 say(f"error: {error}")
                 raise typer.Exit(1) from None
@@ -78,9 +69,9 @@ app = typer.Typer(
 )
 
 
-def tell_version(asked: bool) -> None:
-    """The version, and no more."""
-    if asked:
+def print_version(wanted: bool) -> None:
+    """Print the version and exit."""
+    if wanted:
         from regard import __version__
 
         typer.echo(f"regard {__version__}")
@@ -90,140 +81,61 @@ def tell_version(asked: bool) -> None:
 @app.callback()
 def regard(
     version: Annotated[
-        bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Attention on your own data: every prediction shows its evidence."""
 
 
-Table = Annotated[
-    Path,
-    typer.Argument(
-        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.",
-    ),
-]
-Asked = Annotated[
-    Path,
-    typer.Argument(
-        help="A table: .csv, .csv.gz, .tsv or .parquet, with a header. For a writer, a text; for a translator,"
-        " sentences, one a line; for a captioner, an image."
-    ),
-]
 Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
 Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
 
-
-app.command()(fit)
-
-
-@app.command()
-def write(
-    folder: Folder,
-    prompt: Annotated[str, typer.Option(help="What to go on from.")],
-    length: Annotated[int, typer.Option(help="How many tokens to add.", min=1)] = 200,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token. Higher: more daring.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens, the likeliest.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the fewest tokens that are together so likely.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="One seed, one text.")] = 0,
-) -> None:
-    """Go on with a text, and show it as it is written."""
-    model, _, form = opened(folder)
-    if form is not writer:
-        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Writer writes: regard predict")
-    pieces = model.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    typer.echo(prompt, nl=False)
-    for piece in pieces:
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
-    typer.echo()
+fit = typer.Typer(cls=FitGroup, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(fit, name="fit", help="Learn from data and write a model folder.")
 
 
-@app.command()
-def translate(
-    folder: Folder,
-    beam: Annotated[int, typer.Option(help="Hypotheses of each sentence; 1 is quickest.", min=1)] = 5,
-    penalty: Annotated[float, typer.Option(help="How much longer translations are favoured.", min=0)] = 1.0,
-    alignments: Annotated[
-        Path | None, typer.Option(help="Also write what each translation looked at: a line of JSON for each.")
-    ] = None,
-) -> None:
-    """Translate stdin to stdout, line by line."""
-    model, _, form = opened(folder)
-    if form is not translator:
-        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Translator translates")
-    if alignments is not None:
-        translator.check_alignments(model, folder, alignments)
-    if sys.stdin is None:
-        raise ValueError("sentences come on stdin, a line each, and it is closed: regard translate MODEL < in.txt")
-    lines = lines_of(decoded(sys.stdin.buffer.read(), "stdin"))
-    done = []
-    for line in translator.translations(model, lines, beam, penalty):
-        typer.echo(line)
-        done.append(line)
-    if alignments is not None:
-        translator.write_alignments(model, lines, done, alignments)
-        say(f"{len(done)} alignments → {alignments}")
+@fit.callback()
+def _fit() -> None:
+    """Learn from data, and write a model folder."""
 
 
-@app.command()
-def caption(
-    folder: Folder,
-    photos: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
-    beam: Annotated[int, typer.Option(help="Hypotheses of each caption; 1 is quickest.", min=1)] = 5,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw where each word looked; of several photos, their names are added.")
-    ] = None,
-) -> None:
-    """Say what is in images: a line for each, its path and its caption.
-
-    One that cannot be read is an error on stderr; the others are captioned.
-    """
-    model, _, form = opened(folder)
-    if form is not captioner:
-        raise ValueError(f"{folder} holds a {type(model).__name__}, and only a Captioner captions")
-    wrong: list[str] = []
-    found = captioner.photos_in(photos)
-    places = {} if plot is None else captioner.plots_of(plot, found)
-    for path, image, said in captioner.captions(model, found, beam, wrong.append):
-        typer.echo(f"{path}\t{said}")
-        if places:
-            draw(captioner.picture(model.evidence(image, said), 0), places[path], path.name)
-    for message in wrong:
-        say(f"error: {message}")
-    if wrong:
-        raise typer.Exit(1)
+for _subject in subjects().values():
+    for _verb in _subject.verbs:
+        app.command()(_verb)
 
 
 @app.command()
 def predict(
     folder: Folder,
-    table: Table,
+    table: Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.")],
     out: Out = None,
     std: Annotated[bool, typer.Option("--std", help="Add the standard deviation about each prediction.")] = False,
     proba: Annotated[bool, typer.Option("--proba", help="Add the probability of each class.")] = False,
     density: Annotated[
-        bool, typer.Option("--density", help="Add log_density: where it is low, the model is guessing.")
+        bool, typer.Option("--density", help="Add log_density: where it is low, the model has little data.")
     ] = False,
 ) -> None:
     """Predict the target of new rows, or of new bags: a line for each."""
     if out is not None:
         tables.check_destination(out)
-    model, schema, form = opened(folder)
-    asked = form.asked(model, schema, table)
-    tables.write_table(form.predictions(model, schema, asked, std, proba, density), out)
+    model, schema, subject = open_folder(folder)
+    inputs = subject.read_inputs(model, schema, table)
+    columns = frozenset(name for name, wanted in (("std", std), ("proba", proba), ("density", density)) if wanted)
+    tables.write_table(subject.predict(model, schema, inputs, columns), out)
 
 
 @app.command()
 def evidence(
     folder: Folder,
-    table: Asked,
-    top: Annotated[
-        int,
-        typer.Option(
-            help="How many training rows to show for each row, instances a bag, tokens a token, or cells a word.", min=1
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A table with a header; for a writer a text, for a translator sentences, one per line; for a"
+            " captioner an image."
         ),
+    ],
+    top: Annotated[
+        int, typer.Option(help="Number of training rows, instances, tokens or image cells to show.", min=1)
     ] = 5,
     out: Out = None,
     plot: Annotated[
@@ -234,40 +146,39 @@ def evidence(
     """Show the training rows behind each prediction, and their weights.
 
     A line for each new row and training row: query and row are their numbers in their tables, from 1. Of bags: the
-    instances behind each prediction, by their rows in the new table, from 1, and the class that each speaks for. Of
+    instances behind each prediction, by their rows in the new table, from 1, and the class that each supports. Of
     sentences, texts and images: the tokens or cells that each token or word looks at.
     """
     if out is not None:
         tables.check_destination(out)
-    model, schema, form = opened(folder)
-    asked = form.asked(model, schema, table)
-    count = 1 if form is writer else len(asked)
+    model, schema, subject = open_folder(folder)
+    inputs = subject.read_inputs(model, schema, data)
+    count = subject.count(inputs)
     if plot is not None and row > count:
-        what = "there is one text" if form is writer else f"the {form.WHAT} of {table}"
-        raise ValueError(f"--row must be between 1 and {count}, {what}, got {row}")
-    found = form.evidence(model, asked, top)
+        raise ValueError(f"--row must be between 1 and {count}, the number of {subject.inputs} in {data}, got {row}")
+    found = subject.evidence(model, inputs, top)
     if plot is not None:
-        draw(form.picture(found, row - 1), plot, form.called(asked, row - 1))
+        save_plot(subject.plot(found, row - 1), plot, subject.label(inputs, row - 1))
     tables.write_table(found.to_frame(), out)
 
 
 @app.command()
 def info(folder: Folder) -> None:
-    """Tell what a model folder holds."""
-    model, schema, form = opened(folder)
-    told = form.facts(model, schema)
-    wide = max(map(len, told))
-    for name, value in told.items():
-        typer.echo(f"{name:<{wide}}  {value}")
+    """Describe the model in a folder."""
+    model, schema, subject = open_folder(folder)
+    facts = subject.describe(model, schema)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}}  {value}")
 
 
 @app.command()
 def tour(
     out: Annotated[Path, typer.Option(help="The folder for the page, its pictures and the models.")] = Path("tour"),
     only: Annotated[
-        str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,captions,layer,transformer.")
+        str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,captions,layer,transformer,writer.")
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="One seed, one result.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="One seed, one result.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Less data and fewer steps: under a minute.")] = False,
 ) -> None:
     """See every system work on a small case: a table, and a page with what each looked at."""
@@ -277,26 +188,13 @@ def tour(
         raise typer.Exit(1)
 
 
-def opened(folder: Path) -> tuple[Any, Any, Any]:
-    """A model, what it knows of its table, and which kind of data it takes."""
-    from regard.estimators import restored
-
-    config, arrays = saving.read(folder)
-    model = restored(folder, config, arrays)
-    form: Any = next(form for form in (writer, translator, captioner, bags, rows) if form.takes(model))
-    return model, form.schema_of(model, config, folder), form
-
-
-def draw(axes: Any, path: Path, name: str) -> None:
-    """A picture of what one prediction looks at, to a file."""
-    if not axes.get_title() + axes.get_title(loc="left"):
-        axes.set_title(f"what the prediction of {name} looks at", loc="left")
-    path = path if path.suffix else path.with_suffix(".png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    axes.figure.savefig(path)
-    say(f"picture of {name} → {path}")
+def open_folder(folder: Path) -> tuple[Any, Any, AnySubject]:
+    """A model, what its folder knows of its data, and its subject."""
+    model, config = open_model(folder)
+    subject = next(each for each in subjects().values() if type(model).__name__ in each.estimators)
+    return model, subject.schema(model, config, folder), subject
 
 
 def main() -> None:
-    """What `regard` runs."""
+    """Run `regard`."""
     app(prog_name="regard")

@@ -7,22 +7,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from regard.estimators.bags import station as bags
-from regard.estimators.captioning import station as captions
-from regard.estimators.tables import station as kernel_regression
-from regard.estimators.translation import station as seq2seq
-from regard.estimators.writing import station as transformer
+from regard.estimators import SUBJECTS, subject_module
 from regard.tour import Visited, chosen, layers, tour
 from regard.tour.html import COLUMNS, PAGE, cells
 
-STATIONS = (
-    kernel_regression.STATION,
-    bags.STATION,
-    seq2seq.STATION,
-    captions.STATION,
-    layers.STATION,
-    transformer.STATION,
+STATIONS = sorted(
+    [*layers.STATIONS, *(each for name in SUBJECTS for each in subject_module(name, "station").STATIONS)],
+    key=lambda each: each.chapter,
 )
+"""The stations of all subjects, in the order of the course."""
 NARROWEST = 100
 """Columns of a table that goes to a file."""
 

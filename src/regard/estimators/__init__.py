@@ -1,58 +1,43 @@
-"""Estimators: scikit-learn's contract, and two verbs more: `evidence` and `save`."""
+"""Estimators: scikit-learn's contract, and two methods more: `evidence` and `save`.
 
+Each folder here is a subject. Its `__init__.py` says which estimators and results it has, and in which of its modules;
+they are imported when they are first used.
+"""
+
+import importlib
+import pkgutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from regard.estimators.bags.estimator import BagClassifier, BagRegressor
-from regard.estimators.bags.evidence import BagEvidence
-from regard.estimators.bags.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
-from regard.estimators.captioning.estimator import Captioner
-from regard.estimators.captioning.evidence import CaptionEvidence
-from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
-from regard.estimators.tables.evidence import Evidence
-from regard.estimators.translation.estimator import Translator
-from regard.estimators.translation.evidence import Alignment, TranslationScore
-from regard.estimators.writing.estimator import Writer
-from regard.estimators.writing.evidence import TextEvidence
 from regard.saving import read
 
-__all__ = [
-    "Alignment",
-    "BagClassifier",
-    "BagEvidence",
-    "BagRegressor",
-    "CaptionEvidence",
-    "Captioner",
-    "Evidence",
-    "FlatClassifier",
-    "FlatRegressor",
-    "NadarayaWatson",
-    "NadarayaWatsonClassifier",
-    "QuadraticRegressor",
-    "TextEvidence",
-    "TranslationScore",
-    "Translator",
-    "Writer",
-    "load",
-]
+SUBJECTS = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+"""The folders of this package."""
 
-SAVED: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        BagClassifier,
-        BagRegressor,
-        Captioner,
-        FlatClassifier,
-        FlatRegressor,
-        NadarayaWatson,
-        NadarayaWatsonClassifier,
-        QuadraticRegressor,
-        Translator,
-        Writer,
-    )
+
+def subject_module(name: str, module: str = "") -> ModuleType:
+    """The package of a subject, or one of its modules."""
+    return importlib.import_module(f"regard.estimators.{name}{module and '.'}{module}")
+
+
+ESTIMATORS = {public: (name, module) for name in SUBJECTS for public, module in subject_module(name).ESTIMATORS.items()}
+"""The subject and the module of each estimator."""
+_PUBLIC = {
+    **ESTIMATORS,
+    **{public: (name, module) for name in SUBJECTS for public, module in subject_module(name).RESULTS.items()},
 }
+
+__all__ = [*_PUBLIC, "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import an estimator, or what it returns, when it is first used."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'regard.estimators' has no attribute {name!r}")
+    return getattr(subject_module(*_PUBLIC[name]), name)
 
 
 def load(folder: str | Path) -> Any:
@@ -65,27 +50,23 @@ def load(folder: str | Path) -> Any:
     >>> bool((again.predict([[0.7]]) == model.predict([[0.7]])).all())
     True
     """
-    return restored(folder, *read(folder))
+    return restore(folder, *read(folder))
 
 
-def steps_of(config: dict[str, Any]) -> Any:
-    """How many steps a run has done."""
-    run = config["checkpoint"]
-    return run.get("steps", "some") if isinstance(run, dict) else "some"
-
-
-def restored(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
-    """The model that was read from a folder."""
+def restore(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    """The model whose files were read from a folder."""
     if "checkpoint" in config:
+        run = config["checkpoint"]
+        step = run.get("steps", "unknown") if isinstance(run, dict) else "unknown"
         raise ValueError(
-            f"{folder} holds no model, but a run, as it stood after {steps_of(config)} steps: go on with it by regard"
-            " fit … --resume, with the text, settings and --out that it was begun with, or in Python by"
-            " fit(…, checkpoint=…, resume=True)"
+            f"{folder} is a training checkpoint (step {step}), not a finished model; resume it with the same regard fit"
+            " command and --resume, or in Python with fit(…, checkpoint=…, resume=True)"
         )
-    if not isinstance(config.get("estimator"), str) or config["estimator"] not in SAVED:
-        raise ValueError(f"{folder} holds a model of unknown kind, {config.get('estimator')!r}")
+    name = config.get("estimator")
+    if not isinstance(name, str) or name not in ESTIMATORS:
+        raise ValueError(f"{folder} holds a model of unknown kind, {name!r}")
     try:
-        with torch.random.fork_rng(devices=[]):  # a model is made with new weights before it gets its own
-            return SAVED[config["estimator"]].from_state(config, arrays)
+        with torch.random.fork_rng(devices=[]):  # a model gets random weights before its own
+            return getattr(subject_module(*ESTIMATORS[name]), name).from_state(config, arrays)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{folder} holds a model that is broken, or of another version of regard: {error}") from None
+        raise ValueError(f"{folder} holds a broken model, or one of another version of regard: {error}") from None

@@ -1,17 +1,24 @@
 """What all estimators that train for long do alike: check their settings, choose an optimizer, keep the run."""
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.checks import is_number, positive
 from regard.estimators.settings import saved_settings
+from regard.saving import jsonable
 from regard.training import Checkpoint, History, Muon
+
+Given = ParamSpec("Given")
+Model = TypeVar("Model")
 
 
 def check_whole(estimator: Any, names: Iterable[str]) -> None:
@@ -95,3 +102,45 @@ def kept_run(
     about = {**saved_settings(estimator), "seed": seed, "data": digest.hexdigest()}
     del about["verbose"]
     return Checkpoint(folder, every=every, resume=resume, settings=about)
+
+
+def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[Concatenate[Model, Given], Model]:
+    """A `fit` that fails, or is stopped, leaves the model as it was before."""
+
+    @functools.wraps(fit)
+    def fitted(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> Model:
+        before = dict(vars(model))
+        try:
+            return fit(model, *args, **kwargs)
+        except BaseException:
+            vars(model).clear()
+            vars(model).update(before)
+            raise
+
+    return fitted
+
+
+def check_search(beam: int, penalty: float) -> None:
+    """What a translation or a caption is searched with."""
+    positive("beam", beam)
+    if not is_number(penalty) or not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")
+
+
+def target_names(y: Any) -> list[str] | None:
+    """The names that pandas gives to targets."""
+    if hasattr(y, "columns"):
+        return [str(name) for name in y.columns]
+    name = getattr(y, "name", None)
+    return None if name is None else [str(name)]
+
+
+def saved_classes(classes: NDArray[Any]) -> dict[str, Any]:
+    """Labels as JSON can hold them, and what they were."""
+    return {"classes": [jsonable(label) for label in classes], "dtype": classes.dtype.str}
+
+
+def restored_classes(state: dict[str, Any]) -> NDArray[Any]:
+    """The labels that `saved_classes` was given."""
+    dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
+    return np.array(state["classes"], dtype=dtype)

@@ -1,82 +1,290 @@
-"""What all estimators do alike with their settings and their targets: a seed, and how a file keeps them."""
+"""What a setting is: a field of a dataclass with its type, its bounds and one line of help, declared once.
 
-import functools
+    @with_settings
+    class Translator(BaseEstimator):
+        epochs: int = setting(30, "passes over the training pairs")
+        dropout: float = setting(0.3, "fraction of activations dropped in training", at_least=0, below=1)
+
+From the field come the constructor, the check in `fit` and its error (`check_settings`), the command's option and its
+help (`regard.cli.fit`), the row in the docs (`settings_table`), and the saved config (`saved_settings`). A subclass
+changes a default by a plain assignment, `epochs: int = 20`: help and bounds are inherited.
+"""
+
+import dataclasses
 import math
 import numbers
+import operator
+import types
+import typing
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 from sklearn.utils import check_random_state
 
-from regard.checks import is_number, positive
+from regard.checks import is_number
 from regard.saving import jsonable
 
-Array = Any
-Given = ParamSpec("Given")
-Model = TypeVar("Model")
-SEEDS = 2**64
-"""How many seeds there are: torch's generator takes no larger one."""
+Class = TypeVar("Class")
+REQUIRED: Any = dataclasses.MISSING
+"""The default of a setting that has none."""
+METADATA = "setting"
 
 
-def seed_of(random_state: Any) -> int:
-    """One seed for all that is drawn, 0 where none is given."""
-    if isinstance(random_state, np.random.Generator):
-        return int(random_state.integers(2**31 - 1))
-    if random_state is None or isinstance(random_state, numbers.Integral):
-        if random_state is not None and not 0 <= int(random_state) < SEEDS:
-            raise ValueError(
-                f"random_state, the seed, must be a whole number of at least 0 and below 2**64, got {random_state}"
-            )
-        return int(random_state or 0)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+@dataclass(frozen=True)
+class Setting:
+    """One setting as its class declares it."""
+
+    name: str
+    kinds: tuple[object, ...]  # the members of its type: int, float, bool, str, Path, or anything else
+    choices: tuple[object, ...]  # the values of its Literal types
+    optional: bool  # whether None is allowed
+    default: object
+    help: str
+    at_least: float | None
+    above: float | None
+    at_most: float | None
+    below: float | None
+    positional: bool
+    check: Callable[[str, Any], object] | None  # raises where the type cannot say what must hold
+    parse: Callable[[str], object] | None  # the value of an option, as typed
+    option: bool  # whether the command line offers it
+
+    @property
+    def required(self) -> bool:
+        """Whether the setting has no default."""
+        return self.default is REQUIRED
+
+    def requirement(self) -> str:
+        """What must hold of a value, in words.
+
+        >>> [setting.requirement() for setting in settings_of(_Example)]
+        ['a positive whole number', 'a number of at least 0 and below 1', 'fast or slow']
+        """
+        words = [str(choice) for choice in self.choices]
+        if int in self.kinds and (self.at_least, self.above, self.at_most, self.below) == (1, None, None, None):
+            words.append("a positive whole number")
+        elif int in self.kinds or float in self.kinds:
+            bounds = ((self.above, "above"), (self.at_least, "of at least"), (self.below, "below"))
+            limits = [f"{word} {bound:g}" for bound, word in (*bounds, (self.at_most, "at most")) if bound is not None]
+            number = "number" if float in self.kinds else "whole number"
+            words.append(" ".join([f"a {number}", " and ".join(limits)]).strip())
+        if bool in self.kinds:
+            words.append("True or False")
+        if str in self.kinds:
+            words.append("a string")
+        if self.optional:
+            words.append("None")
+        return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+    def allows(self, value: object) -> bool:
+        """Whether a value has the declared type and lies within the bounds."""
+        if value is None:
+            return self.optional
+        if any(value == choice and type(value) is type(choice) for choice in self.choices):
+            return True
+        if bool in self.kinds and isinstance(value, bool):
+            return True
+        if str in self.kinds and isinstance(value, str):
+            return True
+        if float in self.kinds and is_number(value):
+            return self.within(typing.cast(float, value))
+        if int in self.kinds and not isinstance(value, bool):
+            try:
+                return self.within(operator.index(typing.cast(int, value)))
+            except TypeError:
+                return False
+        return False
+
+    def within(self, value: float) -> bool:
+        """Whether a number is finite and lies within the bounds."""
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def verify(self, value: object) -> None:
+        """Raise ValueError where a value is not allowed. A type that is not simple is left to `check`."""
+        if self.check is not None:
+            self.check(self.name, value)
+        elif all(kind in SIMPLE for kind in self.kinds) and not self.allows(value):
+            raise ValueError(f"{self.name} must be {self.requirement()}, got {value!r}")
 
 
-def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[Concatenate[Model, Given], Model]:
-    """A `fit` that fails, or is stopped, leaves the model as it was before."""
-
-    @functools.wraps(fit)
-    def fitted(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> Model:
-        before = dict(vars(model))
-        try:
-            return fit(model, *args, **kwargs)
-        except BaseException:
-            vars(model).clear()
-            vars(model).update(before)
-            raise
-
-    return fitted
+SIMPLE: tuple[object, ...] = (int, float, bool, str)
+"""Types that `Setting.verify` knows."""
 
 
-def check_search(beam: int, penalty: float) -> None:
-    """What a translation or a caption is searched with."""
-    positive("beam", beam)
-    if not is_number(penalty) or not 0 <= penalty < math.inf:
-        raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")
+def setting(
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    kw_only: bool = True,
+    check: Callable[[str, Any], object] | None = None,
+    parse: Callable[[str], object] | None = None,
+    option: bool = True,
+) -> Any:
+    """A field of a class `with_settings`.
+
+    default    its default value, or `REQUIRED`
+    help       one line: it is shown in `--help`, in the class's docstring and in the docs
+    at_least, above, at_most, below   bounds of a number; a whole number is at least 1 by default
+    kw_only    False: it may be given by position
+    check      `(name, value)`, raises ValueError where the type and the bounds cannot say what must hold
+    parse      turns the text of a command's option into a value, where the type is not simple
+    option     False: the command line does not offer it
+    """
+    declared = {
+        "help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
+        "positional": not kw_only, "check": check, "parse": parse, "option": option,
+    }  # fmt: skip
+    return field(default=default, kw_only=kw_only, metadata={METADATA: declared})
 
 
-def saved_settings(model: Any) -> dict[str, Any]:
-    """The settings of a model as JSON can hold them; a generator of random numbers it cannot."""
-    settings = {name: jsonable(value) for name, value in model.get_params(deep=False).items()}
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting,))
+def with_settings(cls: type[Class]) -> type[Class]:
+    """Make a class a dataclass of its settings, and list them in its docstring."""
+    made = dataclass(kw_only=True, eq=False, repr=False)(cls)
+    first, *rest = (cls.__doc__ or "").rstrip().split("\n\n")
+    listed = "\n".join(f"    {row.name:<20} {row.help} [{_shown(row.default)}]" for row in settings_of(made))
+    made.__doc__ = "\n\n".join([first, listed, *rest]) + "\n    "
+    return made
+
+
+def settings_of(cls: type) -> list[Setting]:
+    """The settings of a class in the order of their declaration, its own before those of its bases."""
+    hints = typing.get_type_hints(cls)
+    order = list(dict.fromkeys(name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})))
+    fields = sorted(dataclasses.fields(cls), key=lambda each: order.index(each.name))
+    return [_setting(cls, each, hints[each.name]) for each in fields if each.init]
+
+
+def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting:
+    """A field with the metadata that it, or the field that it overrides in a base class, was declared with."""
+    above = (getattr(base, "__dataclass_fields__", {}).get(each.name) for base in cls.__mro__)
+    declared = next((found.metadata[METADATA] for found in above if found and METADATA in found.metadata), None)
+    if declared is None:
+        raise TypeError(f"{cls.__name__}.{each.name} must be declared by setting(default, help)")
+    kinds: list[object] = []
+    choices: list[object] = []
+    for member in _members(hint):
+        if typing.get_origin(member) is Literal:
+            choices += typing.get_args(member)
+        elif member is not type(None):
+            kinds.append(member)
+    bounds = {name: declared[name] for name in ("at_least", "above", "at_most", "below")}
+    if int in kinds and all(bound is None for bound in bounds.values()):
+        bounds["at_least"] = 1
+    rest = {name: declared[name] for name in ("help", "positional", "check", "parse", "option")}
+    optional = type(None) in _members(hint) or None in choices
+    return Setting(each.name, tuple(kinds), tuple(choices), optional, each.default, **bounds, **rest)
+
+
+def _members(hint: object) -> list[object]:
+    """The members of a union type, or the type itself."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [inner for member in typing.get_args(hint) for inner in _members(member)]
+    return [hint]
+
+
+def check_settings(estimator: object) -> None:
+    """Raise ValueError for the first setting whose value is not allowed."""
+    for each in settings_of(type(estimator)):
+        each.verify(getattr(estimator, each.name))
+
+
+class _Estimator(Protocol):
+    """What scikit-learn offers of the settings of an estimator."""
+
+    def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
+
+
+def saved_settings(estimator: _Estimator) -> dict[str, Any]:
+    """The settings as JSON can hold them; a generator of random numbers cannot be saved."""
+    settings = {name: jsonable(value) for name, value in estimator.get_params(deep=False).items()}
     if not isinstance(settings.get("random_state", 0), int):
         settings["random_state"] = None
     return settings
 
 
-def target_names(y: Any) -> list[str] | None:
-    """The names that pandas gives to targets."""
-    if hasattr(y, "columns"):
-        return [str(name) for name in y.columns]
-    name = getattr(y, "name", None)
-    return None if name is None else [str(name)]
+def settings_table(cls: type) -> str:
+    """The settings of a class as a Markdown table, for the docs.
+
+    >>> print(settings_table(_Example))
+    | setting | default | what it is |
+    |---|---|---|
+    | `epochs` | `3` | passes over the data: a positive whole number |
+    | `dropout` | `0.5` | fraction dropped: a number of at least 0 and below 1 |
+    | `speed` | `"fast"` | how fast: fast or slow |
+    """
+    rows = ["| setting | default | what it is |", "|---|---|---|"]
+    for each in settings_of(cls):
+        simple = all(kind in SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
+        what = f"{each.help}: {each.requirement()}" if simple else each.help
+        rows.append(f"| `{each.name}` | `{_shown(each.default)}` | {what.replace('|', chr(92) + '|')} |")
+    return "\n".join(rows)
 
 
-def saved_classes(classes: Array) -> dict[str, Any]:
-    """Labels as JSON can hold them, and what they were."""
-    return {"classes": [jsonable(label) for label in classes], "dtype": classes.dtype.str}
+def _shown(default: object) -> str:
+    """A default value as Python code."""
+    return "required" if default is REQUIRED else f'"{default}"' if isinstance(default, str) else repr(default)
 
 
-def restored_classes(state: dict[str, Any]) -> Array:
-    """The labels that `saved_classes` was given."""
-    dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
-    return np.array(state["classes"], dtype=dtype)
+@with_settings
+class _Example:
+    """What the examples in this file use."""
+
+    epochs: int = setting(3, "passes over the data")
+    dropout: float = setting(0.5, "fraction dropped", at_least=0, below=1)
+    speed: Literal["fast", "slow"] = setting("fast", "how fast")
+
+
+SEEDS = 2**64
+"""The number of seeds: torch's generator takes no larger one."""
+
+
+def seed_of(random_state: object) -> int:
+    """One seed for all random numbers; 0 by default."""
+    _check_seed("random_state", random_state)
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1))
+    if random_state is None or isinstance(random_state, numbers.Integral):
+        return int(random_state or 0)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _check_seed(name: str, value: object) -> None:
+    """Raise ValueError unless a value is a seed or draws random numbers, as scikit-learn has it."""
+    if isinstance(value, numbers.Integral) and not 0 <= int(value) < SEEDS:
+        raise ValueError(f"{name}, the seed, must be a whole number of at least 0 and below 2**64, got {value}")
+    if not isinstance(value, np.random.Generator | numbers.Integral | None):
+        check_random_state(value)
+
+
+@with_settings
+class Seeded:
+    """What every estimator shares."""
+
+    random_state: int | None = setting(None, "seed: one seed, one result", check=_check_seed, option=False)
+    verbose: bool = setting(True, "show progress bars for work longer than a second", option=False)
+
+
+@with_settings
+class Training:
+    """What the estimators that train for long share."""
+
+    accumulate: int = setting(1, "batches per optimizer step")
+    optimizer: Literal["muon", "adamw"] = setting("muon", "muon learns more per step, adamw's steps cost less")
+    warm: int = setting(400, "steps in which the learning rate rises", at_least=0)
+    weight_decay: float = setting(0.01, "decay of the weight matrices per step, times the learning rate", at_least=0)
+    clip: float = setting(1.0, "largest norm of the gradient", above=0)
+    validation_fraction: float = setting(0.05, "fraction held out to choose the best weights", above=0, below=1)
+    patience: int | None = setting(None, "stop after so many validations without a better one; never by default")

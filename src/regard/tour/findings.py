@@ -71,7 +71,8 @@ Visit = Callable[[Path, int, bool], Iterator[Finding]]
 class Station:
     """One stop: its name on the command line, its title, a sentence or two, and what happens there.
 
-    findings   how many there are, for the progress bar
+    findings   the number of findings, for the progress bar
+    chapter    its place in the tour: the chapter of the course
     threads    how many the small models there are quickest with; None: all there are
     """
 
@@ -80,4 +81,5 @@ class Station:
     text: str
     visit: Visit
     findings: int
+    chapter: int
     threads: int | None = 1

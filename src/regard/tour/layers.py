@@ -202,11 +202,15 @@ def draw_looks(network: nn.Sequential, x: Tensor, y: Tensor) -> Any:
     return draw_cells(images, looks)
 
 
-STATION = Station(
-    "layer",
-    "The attention layer",
-    "Queries, keys and values are projections of the same rows: a set that looks at itself. It knows no order unless it"
-    " is told, a mask says who may look, several heads look at once, and the cells of an image are rows too.",
-    visit,
-    findings=7,
+STATIONS = (
+    Station(
+        "layer",
+        "The attention layer",
+        "Queries, keys and values are projections of the same rows: a set that looks at itself. It knows no order"
+        " unless it"
+        " is told, a mask says who may look, several heads look at once, and the cells of an image are rows too.",
+        visit,
+        findings=7,
+        chapter=5,
+    ),
 )

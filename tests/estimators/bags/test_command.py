@@ -264,7 +264,7 @@ def test_models_saved_from_python_are_asked_too(here):
 
 
 def test_it_runs_as_a_process(here):
-    command = [sys.executable, "-m", "regard.cli", "fit", "bags.csv", "--bag", "molecule", "--target", "active"]
+    command = [sys.executable, "-m", "regard", "fit", "bags.csv", "--bag", "molecule", "--target", "active"]
     ran = subprocess.run([*command, "--out", "model", "--epochs", "2"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "")
     assert ran.stderr.startswith("BagClassifier on 40 bags")

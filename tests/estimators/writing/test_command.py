@@ -1,4 +1,4 @@
-"""`regard fit --kind writer`, `write`, `evidence` and `info`, as they are typed."""
+"""`regard fit writer`, `write`, `evidence` and `info`, as they are typed."""
 
 import functools
 import json
@@ -16,12 +16,10 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
-from regard.estimators.runs import run_of
+from regard.estimators.subject import run_folder
 
 LINE = "the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
-SMALL = [
-    f"--set={setting}" for setting in ("context=16", "blocks=1", "heads=2", "size=16", "steps=20", "validate_every=5")
-]
+SMALL = ["--context=16", "--blocks=1", "--heads=2", "--size=16", "--steps=20", "--validate-every=5"]
 
 
 def run(*words, code=0):
@@ -41,7 +39,7 @@ def _folder(tmp_path, monkeypatch):
 
 
 def test_fit_write_evidence_and_info(tmp_path):
-    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL)
+    said = run("fit", "writer", "book.txt", "--out", "model", *SMALL)
     assert said.stdout == ""
     assert said.stderr.startswith("Writer on book.txt, 31 tokens, held-out loss ")
     assert said.stderr.endswith(" → model\n")
@@ -60,15 +58,15 @@ def test_fit_write_evidence_and_info(tmp_path):
     assert frame["token"].iloc[0] == "t"
     assert (tmp_path / "e.png").stat().st_size > 1000
     said = refused("evidence", "model", "line.txt", "--plot", "e.png", "--row", 3)
-    assert "--row must be between 1 and 1, there is one text, got 3" in said
+    assert "--row must be between 1 and 1, the number of text in line.txt, got 3" in said
     told = run("info", "model").stdout
-    assert "characters, 31 of them" in told
+    assert "characters, vocabulary of 31" in told
     assert "parameters" in told
 
 
 def test_it_streams_as_a_process():
-    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--quiet", *SMALL)
-    command = [sys.executable, "-m", "regard.cli", "write", "model", "--prompt", "the dog", "--length", "40"]
+    run("fit", "writer", "book.txt", "--out", "model", "--quiet", *SMALL)
+    command = [sys.executable, "-m", "regard", "write", "model", "--prompt", "the dog", "--length", "40"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.read(7) == "the dog"
         rest = process.stdout.read()
@@ -76,7 +74,7 @@ def test_it_streams_as_a_process():
     assert len(rest) == 41
 
 
-def test_a_stopped_run_goes_on(monkeypatch):
+def test_a_stopped_run_resumes(monkeypatch):
     from regard.models.language import LanguageModel
 
     loss, calls = LanguageModel.loss, []
@@ -88,19 +86,22 @@ def test_a_stopped_run_goes_on(monkeypatch):
         return loss(model, batch)
 
     monkeypatch.setattr(LanguageModel, "loss", broken)
-    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL, code=130)
-    assert said.stderr == ("stopped: the run is kept in model.run; the same command with --resume goes on with it\n")
+    said = run("fit", "writer", "book.txt", "--out", "model", *SMALL, code=130)
+    assert said.stderr == ("stopped: the checkpoint is in model.run; resume with the same command and --resume\n")
     for verb in (["info"], ["write", "--prompt", "the"], ["evidence", "book.txt"]):
         told = refused(verb[0], "model.run", *verb[1:])
-        assert "model.run holds no model, but a run, as it stood after 10 steps: go on with it by regard fit" in told
-    with pytest.raises(ValueError, match=r"holds no model, but a run, .* fit\(…, checkpoint=…, resume=True\)"):
+        assert (
+            "model.run is a training checkpoint (step 10), not a finished model; resume it with the same regard fit"
+            in told
+        )
+    with pytest.raises(ValueError, match=r"is a training checkpoint .* fit\(…, checkpoint=…, resume=True\)"):
         regard.load("model.run")
     assert json.loads(Path("model.run/config.json").read_text())["checkpoint"]["steps"] == 10
     assert "is the checkpoint of an unfinished run (step 10)" in refused(
-        "fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL
+        "fit", "writer", "book.txt", "--out", "model", *SMALL
     )
-    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL)
-    run("fit", "book.txt", "--kind", "writer", "--out", "whole", *SMALL)
+    run("fit", "writer", "book.txt", "--out", "model", "--resume", *SMALL)
+    run("fit", "writer", "book.txt", "--out", "whole", *SMALL)
     assert regard.load("model").write("the", 50) == regard.load("whole").write("the", 50)
 
 
@@ -111,14 +112,14 @@ def test_a_run_that_is_stopped_at_once_leaves_nothing(monkeypatch, tmp_path):
     from regard.models.language import LanguageModel
 
     monkeypatch.setattr(LanguageModel, "loss", stop)
-    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", *SMALL, code=130)
-    assert said.stderr == "stopped: nothing was learned yet that could be kept\n"
+    said = run("fit", "writer", "book.txt", "--out", "model", *SMALL, code=130)
+    assert said.stderr == "stopped: no checkpoint was written yet\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt"]
 
 
 def test_ctrl_c_is_a_line_and_exit_code_130():
-    command = [sys.executable, "-m", "regard.cli", "fit", "book.txt", "--kind", "writer", "--out", "model"]
-    command += [*SMALL, "--set=steps=100000"]
+    command = [sys.executable, "-m", "regard", "fit", "writer", "book.txt", "--out", "model"]
+    command += [*SMALL, "--steps=100000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     heard = functools.partial(
         signal.signal, signal.SIGINT, signal.SIG_DFL
@@ -133,12 +134,12 @@ def test_ctrl_c_is_a_line_and_exit_code_130():
         finally:
             process.kill()
     assert (process.returncode, out) == (130, "")
-    assert said == "stopped: the run is kept in model.run; the same command with --resume goes on with it\n"
+    assert said == "stopped: the checkpoint is in model.run; resume with the same command and --resume\n"
 
 
 @pytest.mark.parametrize("wrong", [("--temperature", -1), ("--top-k", 0), ("--top-p", 1.5), ("--seed", -1)])
 def test_nothing_is_written_before_a_mistake_is_found(wrong):
-    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--quiet", *SMALL)
+    run("fit", "writer", "book.txt", "--out", "model", "--quiet", *SMALL)
     said = run("write", "model", "--prompt", "the ", *wrong, code=1)
     assert said.stdout == ""
     assert str(wrong[1]) in said.stderr
@@ -147,15 +148,16 @@ def test_nothing_is_written_before_a_mistake_is_found(wrong):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fit", "book.txt", "--out", "m"], "--target says the column to predict"),
+        (["fit", "book.txt", "--out", "m"], "regard fit needs a kind of data before the file, got 'book.txt'"),
+        (["fit", "writers", "book.txt", "--out", "m"], "did you mean regard fit writer?"),
         (
-            ["fit", "book.txt", "--kind", "writer", "--out", "m", "--kernel", "boxcar"],
-            "--kernel means nothing for a text",
+            ["fit", "writer", "book.txt", "--out", "m", "--kernel", "boxcar"],
+            "regard fit writer has no option --kernel; it is an option of regard fit table",
         ),
-        (["fit", "book.txt", "--kind", "writer", "--out", "m", "--set", "sise=3"], "did you mean size?"),
-        (["fit", "book.txt", "--kind", "writer", "--out", "m", "--set", "size"], "--set takes NAME=VALUE"),
-        (["fit", "none.txt", "--kind", "writer", "--out", "m"], "there is no file none.txt"),
-        (["fit", "book.txt", "--kind", "writer", "--out", "m", "--set", "heads=3"], "heads must divide size"),
+        (["fit", "writer", "book.txt", "--out", "m", "--sise", "3"], "no option --sise; did you mean --size?"),
+        (["fit", "writer", "book.txt", "--out", "m", "--steps", "0"], "--steps: steps must be a positive whole number"),
+        (["fit", "writer", "none.txt", "--out", "m"], "there is no file none.txt"),
+        (["fit", "writer", "book.txt", "--out", "m", "--heads", "3"], "heads must divide size"),
         (["write", "none", "--prompt", "a"], "none is no model folder"),
     ],
 )
@@ -167,16 +169,16 @@ def test_a_mistake_is_one_clear_line(words, message, tmp_path):
 
 
 def test_verbs_of_other_models():
-    run("fit", "book.txt", "--kind", "writer", "--out", "model", "--quiet", *SMALL)
-    assert "a Writer goes on with a text instead of predicting" in refused("predict", "model", "book.txt")
+    run("fit", "writer", "book.txt", "--out", "model", "--quiet", *SMALL)
+    assert "Writer has no predictions of a table; use regard write" in refused("predict", "model", "book.txt")
     pd.DataFrame({"x": [1.0, 2, 3], "y": [1.0, 2, 3]}).to_csv("t.csv", index=False)
-    run("fit", "t.csv", "--target", "y", "--out", "table")
-    assert "only a Writer writes" in refused("write", "table", "--prompt", "a")
+    run("fit", "table", "t.csv", "--target", "y", "--out", "table")
+    assert "regard write needs a Writer, got a NadarayaWatson in table" in refused("write", "table", "--prompt", "a")
     assert "give a prompt" in refused("write", "model", "--prompt", "")
 
 
 def test_two_processes_train_one_model():
-    run("fit", "book.txt", "--kind", "writer", "--out", "alone", *SMALL, "--set=dropout=0")
+    run("fit", "writer", "book.txt", "--out", "alone", *SMALL, "--dropout=0")
     command = [
         sys.executable,
         "-m",
@@ -185,9 +187,9 @@ def test_two_processes_train_one_model():
         "2",
         "--standalone",
         "-m",
-        "regard.cli",
+        "regard",
     ]
-    command += ["fit", "book.txt", "--kind", "writer", "--out", "both", *SMALL, "--set=dropout=0"]
+    command += ["fit", "writer", "book.txt", "--out", "both", *SMALL, "--dropout=0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -197,15 +199,15 @@ def test_two_processes_train_one_model():
     assert not Path("both.run").exists()
 
 
-def test_a_run_that_is_not_there_does_not_go_on_in_silence():
-    said = run("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL).stderr
-    assert "there is no run in model.run to go on with: it begins anew" in said
+def test_resuming_without_a_checkpoint_warns_or_raises():
+    said = run("fit", "writer", "book.txt", "--out", "model", "--resume", *SMALL).stderr
+    assert "model.run has no checkpoint to resume: training starts from the beginning" in said
     before = Path("model/config.json").read_bytes()
-    said = refused("fit", "book.txt", "--kind", "writer", "--out", "model", "--resume", *SMALL)
-    assert "no run in model.run to go on with, and model holds a model: without --resume another is learned" in said
+    said = refused("fit", "writer", "book.txt", "--out", "model", "--resume", *SMALL)
+    assert "model.run has no checkpoint to resume, and model holds a finished model; leave out --resume" in said
     assert Path("model/config.json").read_bytes() == before
 
 
-def test_a_run_in_the_folder_one_is_in_stands_beside_it(tmp_path):
-    assert run_of(Path()) == tmp_path.with_name(f"{tmp_path.name}.run")
-    assert run_of(Path("a/b")) == Path("a/b.run")
+def test_the_run_folder_is_beside_the_model_folder(tmp_path):
+    assert run_folder(Path()) == tmp_path.with_name(f"{tmp_path.name}.run")
+    assert run_folder(Path("a/b")) == Path("a/b.run")

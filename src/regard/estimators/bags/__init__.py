@@ -1,7 +1,10 @@
-"""Estimators over bags: one prediction for several instances, with the instances behind it as evidence."""
+"""Predict from bags of instances: attention over a bag, and quadratic forms of it."""
 
-from regard.estimators.bags.estimator import BagClassifier, BagRegressor
-from regard.estimators.bags.evidence import BagEvidence
-from regard.estimators.bags.quadratic import FlatClassifier, FlatRegressor, QuadraticRegressor
-
-__all__ = ["BagClassifier", "BagEvidence", "BagRegressor", "FlatClassifier", "FlatRegressor", "QuadraticRegressor"]
+ESTIMATORS = {
+    "BagClassifier": "estimator",
+    "BagRegressor": "estimator",
+    "FlatClassifier": "quadratic",
+    "FlatRegressor": "quadratic",
+    "QuadraticRegressor": "quadratic",
+}
+RESULTS = {"BagEvidence": "evidence"}

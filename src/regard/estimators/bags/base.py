@@ -20,8 +20,9 @@ from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_b
 from regard.data.columns import Scale, fit_scale
 from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
+from regard.estimators.common import restored_classes, saved_classes, target_names
 from regard.estimators.evidence import check_memory, checked_top
-from regard.estimators.settings import restored_classes, saved_classes, saved_settings, target_names
+from regard.estimators.settings import saved_settings
 from regard.saving import jsonable, write
 
 if TYPE_CHECKING:

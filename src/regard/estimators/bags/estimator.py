@@ -23,7 +23,8 @@ from regard.data.columns import Scale
 from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
 from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
 from regard.estimators.bags.training import Architecture, Examples, Loss, Schedule, make_network, train_network
-from regard.estimators.settings import all_or_nothing, seed_of
+from regard.estimators.common import all_or_nothing
+from regard.estimators.settings import seed_of
 from regard.models.bag import BagModel
 from regard.training import History, Monitor
 

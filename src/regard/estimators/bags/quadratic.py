@@ -33,7 +33,7 @@ from regard.checks import is_count, is_number
 from regard.data.bags import Bags, Floats, Labels
 from regard.data.columns import Scale
 from regard.estimators.bags.base import Arrays, ClassifierOverBags, ClassWeight, OverBags, RegressorOverBags, fractions
-from regard.estimators.settings import all_or_nothing
+from regard.estimators.common import all_or_nothing
 
 Solver = Literal["primal", "dual"]
 TABLE_LIMIT = 2**25

@@ -17,8 +17,10 @@ import numpy as np
 from regard import plots
 from regard.data.bags import Floats
 from regard.data.samples import planted_bags
-from regard.estimators.bags import BagClassifier, BagEvidence, BagRegressor, FlatRegressor, QuadraticRegressor
 from regard.estimators.bags.base import RegressorOverBags
+from regard.estimators.bags.estimator import BagClassifier, BagRegressor
+from regard.estimators.bags.evidence import BagEvidence
+from regard.estimators.bags.quadratic import FlatRegressor, QuadraticRegressor
 from regard.tour.figures import draw_bags, tall
 from regard.tour.findings import Finding, Picture, Row, Saved, Station, typed
 
@@ -171,11 +173,14 @@ def instance_weights(evidence: BagEvidence, bag: int) -> Floats:
     return weights
 
 
-STATION = Station(
-    "bags",
-    "A bag",
-    "Mineiro, 2016; Ilse, Tomczak and Welling, 2018: many instances, one label. A learned query attends to the"
-    " instances, and the prediction comes from those that matter.",
-    visit,
-    findings=7,
+STATIONS = (
+    Station(
+        "bags",
+        "A bag",
+        "Mineiro, 2016; Ilse, Tomczak and Welling, 2018: many instances, one label. A learned query attends to the"
+        " instances, and the prediction comes from those that matter.",
+        visit,
+        findings=7,
+        chapter=2,
+    ),
 )

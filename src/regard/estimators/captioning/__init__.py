@@ -1,1 +1,4 @@
-"""Captioning."""
+"""Caption images: Show, Attend and Tell, with soft or hard attention."""
+
+ESTIMATORS = {"Captioner": "estimator"}
+RESULTS = {"CaptionEvidence": "evidence"}

@@ -26,8 +26,8 @@ from regard.estimators.captioning.evidence import CaptionEvidence
 from regard.estimators.captioning.networks import check_settings, check_sight, make_decoder
 from regard.estimators.captioning.scores import caption_scores, has_words
 from regard.estimators.captioning.training import Material, learn, material
-from regard.estimators.common import kept_run, restored_history, saved_history
-from regard.estimators.settings import check_search, saved_settings, seed_of
+from regard.estimators.common import check_search, kept_run, restored_history, saved_history
+from regard.estimators.settings import saved_settings, seed_of
 from regard.models.captioner import CaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write

@@ -152,11 +152,15 @@ def saved(folder: Path, soft: Captioner, hard: Captioner, held: Scenes) -> Itera
     yield Saved(places[1], (typed("regard", "caption", places[1], scene, "--plot", folder / "looked.png"),))
 
 
-STATION = Station(
-    "captions",
-    "Captions",
-    "Show, Attend and Tell (Xu and others, 2015): an image is a grid of vectors, and before each word the writer looks"
-    " at all of them a little, or at one. Scenes are shapes on a canvas, and one sentence is right.",
-    visit,
-    findings=8,
+STATIONS = (
+    Station(
+        "captions",
+        "Captions",
+        "Show, Attend and Tell (Xu and others, 2015): an image is a grid of vectors, and before each word the"
+        " writer looks"
+        " at all of them a little, or at one. Scenes are shapes on a canvas, and one sentence is right.",
+        visit,
+        findings=8,
+        chapter=4,
+    ),
 )

@@ -83,7 +83,7 @@ def model_for(value: "Series", order: int, settings: dict[str, Any]) -> Any:
     from regard.estimators import NadarayaWatson, NadarayaWatsonClassifier
 
     if value.dtype == float:
-        return NadarayaWatson(order=order, **settings)  # type: ignore[arg-type]  # fit refuses an order it has not
+        return NadarayaWatson(order=order, **settings)
     if order:
         raise ValueError(f"--order must be 0 for classification, got {order}: local lines are for regression")
     return NadarayaWatsonClassifier(**settings)

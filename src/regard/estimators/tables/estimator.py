@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from regard.data.columns import Floats
-from regard.estimators.settings import all_or_nothing, restored_classes, saved_classes, target_names
+from regard.estimators.common import all_or_nothing, restored_classes, saved_classes, target_names
 from regard.estimators.tables.bandwidth import Bandwidth
 from regard.estimators.tables.base import Kernel, KernelEstimator
 from regard.estimators.tables.evidence import Labels

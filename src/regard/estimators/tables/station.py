@@ -166,11 +166,15 @@ def nearest_neighbours() -> Any:
     return GridSearchCV(make_pipeline(StandardScaler(), KNeighborsRegressor()), sizes)
 
 
-STATION = Station(
-    "kernel",
-    "Kernel regression",
-    "Nadaraya and Watson, 1964: training points are the keys, their targets the values, a new point is the query. It is"
-    " attention with nothing learned, or with one number, the bandwidth.",
-    visit,
-    findings=7,
+STATIONS = (
+    Station(
+        "kernel",
+        "Kernel regression",
+        "Nadaraya and Watson, 1964: training points are the keys, their targets the values, a new point is the"
+        " query. It is"
+        " attention with nothing learned, or with one number, the bandwidth.",
+        visit,
+        findings=7,
+        chapter=1,
+    ),
 )

@@ -21,12 +21,13 @@ from regard.estimators.common import (
     check_between,
     check_choice,
     check_from_zero,
+    check_search,
     check_whole,
     kept_run,
     restored_history,
     saved_history,
 )
-from regard.estimators.settings import check_search, saved_settings, seed_of
+from regard.estimators.settings import saved_settings, seed_of
 from regard.estimators.translation.corpus import Corpus, prepare_corpus, tokens_by_epoch
 from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
 from regard.estimators.translation.training import (

@@ -69,11 +69,15 @@ def asking(place: Path) -> str:
     return f"{typed('echo', ASKED)} | {typed('regard', 'translate', place)}"
 
 
-STATION = Station(
-    "seq2seq",
-    "Sequence to sequence",
-    "An RNN reads a sentence and another writes its translation. Where one vector has to carry everything, what is far"
-    " back is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others 2015).",
-    visit,
-    findings=5,
+STATIONS = (
+    Station(
+        "seq2seq",
+        "Sequence to sequence",
+        "An RNN reads a sentence and another writes its translation. Where one vector has to carry everything, what"
+        " is far"
+        " back is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others 2015).",
+        visit,
+        findings=5,
+        chapter=3,
+    ),
 )

@@ -1,1 +1,4 @@
-"""Writing."""
+"""Continue a text: a language model on a user's own text."""
+
+ESTIMATORS = {"Writer": "estimator"}
+RESULTS = {"TextEvidence": "evidence"}

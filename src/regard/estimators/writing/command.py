@@ -1,78 +1,111 @@
-"""What the command line does with a text: a `Writer` that learns from it, goes on with it, and looks back at it."""
+"""What the command line does with a text: `regard fit writer` and `regard write`."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from regard.data.text import read_text
-from regard.estimators.pictures import drawn
-from regard.estimators.runs import kept_run, written
-from regard.estimators.typed_settings import settings_in
+from regard.estimators.settings import REQUIRED, setting, with_settings
+from regard.estimators.subject import (
+    Fitted,
+    RunOptions,
+    Subject,
+    checkpointed_run,
+    make,
+    open_as,
+    remove_run,
+    with_matplotlib,
+)
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from matplotlib.axes import Axes
 
-__all__ = ["written"]
-WHAT = "a text"
-OPTIONS = ("set", "resume", "board")
-
-
-def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
-    """A model of a text, nothing more to be written with it, and what there is to say.
-
-    The run is kept beside the model folder, in NAME.run, until it is over.
-    """
-    from regard.estimators import Writer
-
-    writer = Writer(**settings_in(Writer, given))
-    with kept_run(given["out"], given["resume"]) as run:
-        writer.fit(Path(path), checkpoint=run, resume=given["resume"], board=given["board"])
-    loss = writer.history_.best
-    tokens = writer.tokenizer_.get_vocab_size()
-    return writer, {}, [f"Writer on {path}, {tokens} tokens, held-out loss {loss:.3f} a token"]
+    from regard.estimators.writing.estimator import Writer
+    from regard.estimators.writing.evidence import TextEvidence
 
 
-def takes(model: Any) -> bool:
-    """Whether a model is a `Writer`."""
-    return hasattr(model, "write") and hasattr(model, "perplexity")
+@with_settings
+class TextFile(RunOptions):
+    """What a language model learns from."""
+
+    file: Path = setting(REQUIRED, "a text, UTF-8", kw_only=False)
 
 
-def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
-    """A text has no columns."""
+class Writing(Subject[TextFile, None, str]):
+    """Train a language model on a text, to continue it with regard write."""
+
+    name = "writer"
+    inputs = "text"
+    estimators = ("Writer",)
+    data = TextFile
+
+    def fit(self, data: TextFile, settings: dict[str, Any], out: Path) -> Fitted:
+        from regard.estimators.writing.estimator import Writer
+
+        writer = make(Writer, settings)
+        with checkpointed_run(out, data.resume) as run:
+            writer.fit(data.file, checkpoint=run, resume=data.resume, tensorboard=data.tensorboard)
+        tokens = writer.tokenizer_.get_vocab_size()
+        return Fitted(writer, [f"Writer on {data.file}, {tokens} tokens, held-out loss {_loss(writer)}"])
+
+    def finish(self, out: Path) -> None:
+        remove_run(out)
+
+    def read_inputs(self, model: "Writer", schema: None, path: Path) -> str:
+        return read_text(path)
+
+    def count(self, inputs: str) -> int:
+        return 1
+
+    def evidence(self, model: "Writer", inputs: str, top: int) -> "TextEvidence":
+        return model.evidence(inputs, top=top)
+
+    def plot(self, evidence: "TextEvidence", index: int) -> "Axes":
+        """The mean over the heads of the last block."""
+        return with_matplotlib(evidence.plot)
+
+    def label(self, inputs: str, index: int) -> str:
+        return "the text"
+
+    def describe(self, model: "Writer", schema: None) -> dict[str, Any]:
+        parameters = sum(parameter.numel() for parameter in model.model_.parameters())
+        return {
+            "model": "Writer",
+            "tokens": f"{model.tokens}, vocabulary of {model.tokenizer_.get_vocab_size()}",
+            "parameters": f"{parameters:,}",
+            "context": model.context,
+            "blocks": model.blocks,
+            "heads": model.heads,
+            "size": model.size,
+            "held-out loss": _loss(model),
+        }
 
 
-def asked(model: Any, schema: None, path: Path) -> str:
-    """A text to look at."""
-    return read_text(path)
+def _loss(writer: "Writer") -> str:
+    """The loss by which the model's weights were chosen."""
+    return f"{writer.history_.best:.3f} per token"
 
 
-def evidence(model: Any, asked: Any, top: int) -> Any:
-    """What each prediction looked at."""
-    return model.evidence(asked, top=top)
+def write(
+    folder: Annotated[Path, typer.Argument(help="A model folder, made by regard fit writer.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    length: Annotated[int, typer.Option(help="Number of tokens to add.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token. Higher: more random.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
+    seed: Annotated[int, typer.Option(help="One seed, one text.")] = 0,
+) -> None:
+    """Continue a text, and show it as it is written."""
+    model = open_as(folder, Writing.estimators, "write")
+    pieces = model.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    typer.echo(prompt, nl=False)
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    typer.echo()
 
 
-def picture(found: Any, place: int) -> Any:
-    """What the last block's heads look at, on average."""
-    return drawn(found.plot)
-
-
-def called(text: str, place: int) -> str:
-    """A text as a message calls it."""
-    return "the text"
-
-
-def predictions(model: Any, *_: Any) -> "DataFrame":
-    """There are none."""
-    raise ValueError("a Writer goes on with a text instead of predicting: regard write MODEL --prompt …")
-
-
-def facts(model: Any, schema: None) -> dict[str, Any]:
-    """What there is to tell of a `Writer`, by name."""
-    settings = model.get_params()
-    count = sum(parameter.numel() for parameter in model.model_.parameters())
-    told = {
-        "model": "Writer",
-        "tokens": f"{settings['tokens']}, {model.tokenizer_.get_vocab_size()} of them",
-        "parameters": f"{count:,}",
-    }
-    told |= {name: settings[name] for name in ("context", "blocks", "heads", "size")}
-    return told | {"held-out loss": f"{model.history_.best:.3f} a token"}
+Writing.verbs = (write,)
+SUBJECT = Writing()

@@ -19,43 +19,26 @@ from regard.decoding import forbid, sample
 from regard.decoding.sampling import check_sampling
 from regard.estimators.common import (
     OPTIMIZERS,
-    check_between,
-    check_choice,
-    check_from_zero,
-    check_whole,
     kept_run,
     restored_history,
     saved_history,
 )
 from regard.estimators.evidence import checked_top
-from regard.estimators.settings import saved_settings, seed_of
+from regard.estimators.settings import Seeded, Training, check_settings, saved_settings, seed_of, setting, with_settings
 from regard.estimators.writing.batches import Windows, mean_loss
 from regard.estimators.writing.evidence import TextEvidence, looked_at
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.saving import array_of, write
-from regard.training import History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+from regard.training import Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 VALIDATED = 1 << 16
 """Tokens of the held-out part that a validation reads."""
 
 
-class Writer(BaseEstimator):  # type: ignore[misc]
-    """A Transformer that learns to go on with a text.
-
-    tokens               "characters", or "pieces": byte-level BPE, learned from the text
-    vocabulary           how many pieces; characters are as many as there are
-    context              how many tokens it can look back at
-    blocks, heads, size  of the Transformer
-    head_size            of a head's queries, the query depth; size / heads where it is None
-    dropout              the share of weights and of each branch's output that is dropped in training
-    steps, batch_size    steps of the optimizer, and windows a step; with `accumulate`, so many times as many
-    optimizer            "muon", which learns more in a step (`regard.training.Muon`); or "adamw", whose steps cost less
-    learning_rate        after `warm` steps; it falls to a tenth along a cosine
-    validate_every       steps between two looks at the held-out part, the last `validation_fraction` of the text
-    patience             stop after so many looks without a better one; None: go on to the end
-    random_state         a seed: one seed, one result
-    verbose              a progress bar, if it takes longer than a second
+@with_settings
+class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
+    """A Transformer that learns to continue a text.
 
     After `fit`: `model_` (a `LanguageModel`), `tokenizer_`, `history_`.
 
@@ -67,55 +50,23 @@ class Writer(BaseEstimator):  # type: ignore[misc]
     12
     """
 
-    model_: LanguageModel
-    history_: History
-
-    def __init__(
-        self,
-        tokens: Literal["characters", "pieces"] = "characters",
-        *,
-        vocabulary: int = 4096,
-        context: int = 256,
-        blocks: int = 4,
-        heads: int = 4,
-        size: int = 128,
-        head_size: int | None = None,
-        dropout: float = 0.1,
-        steps: int = 2000,
-        batch_size: int = 16,
-        accumulate: int = 1,
-        optimizer: Literal["muon", "adamw"] = "muon",
-        learning_rate: float = 2e-3,
-        warm: int = 100,
-        weight_decay: float = 0.1,
-        clip: float = 1.0,
-        validate_every: int = 250,
-        validation_fraction: float = 0.1,
-        patience: int | None = None,
-        random_state: int | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.tokens = tokens
-        self.vocabulary = vocabulary
-        self.context = context
-        self.blocks = blocks
-        self.heads = heads
-        self.size = size
-        self.head_size = head_size
-        self.dropout = dropout
-        self.steps = steps
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.warm = warm
-        self.weight_decay = weight_decay
-        self.clip = clip
-        self.validate_every = validate_every
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.verbose = verbose
+    tokens: Literal["characters", "pieces"] = setting(
+        "characters", "what a token is; pieces are byte-level BPE, learned from the text", kw_only=False
+    )
+    vocabulary: int = setting(4096, "number of pieces")
+    context: int = setting(256, "number of tokens that it can look back at")
+    blocks: int = setting(4, "number of Transformer blocks")
+    heads: int = setting(4, "attention heads per block")
+    size: int = setting(128, "size of the token vectors")
+    head_size: int | None = setting(None, "size of a head's queries; size / heads by default")
+    dropout: float = setting(0.1, "fraction of weights and branch outputs dropped in training", at_least=0, below=1)
+    steps: int = setting(2000, "optimizer steps")
+    batch_size: int = setting(16, "windows of text per step")
+    learning_rate: float = setting(2e-3, "after warm-up; it falls to a tenth along a cosine", above=0)
+    warm: int = 100
+    weight_decay: float = 0.1
+    validate_every: int = setting(250, "steps between two validations on the held-out end of the text")
+    validation_fraction: float = 0.1
 
     def fit(
         self,
@@ -124,15 +75,15 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         *,
         checkpoint: str | Path | None = None,
         resume: bool = False,
-        board: str | Path | None = None,
+        tensorboard: str | Path | None = None,
     ) -> Self:
         """Learn from a text, or from a file of it.
 
         text         a path of a file, or, where it has more than one line or no such file could be, the text itself
         checkpoint   a folder for the run, written each `validate_every` steps; with `resume`, a run there goes on
-        board        a folder for TensorBoard
+        tensorboard  a folder for TensorBoard
         """
-        self.check_settings()
+        check_settings(self)
         content = texts.text_of(text)
         seed = seed_of(self.random_state)
         tokenizer = self.make_tokenizer(content)
@@ -164,7 +115,7 @@ class Writer(BaseEstimator):  # type: ignore[misc]
                     patience=self.patience,
                 ),
                 validate=lambda: mean_loss(model, validated[:VALIDATED]),
-                monitor=Monitor("learning to write", self.verbose, unit="tokens", tensorboard=board),
+                monitor=Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard),
                 checkpoint=kept_run(self, checkpoint, resume, every=every, seed=seed, data=[content]),
                 group=ProcessGroup.from_environment(),
             )
@@ -278,14 +229,6 @@ class Writer(BaseEstimator):  # type: ignore[misc]
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, assign=True)
         writer.model_ = model.eval().requires_grad_(False)
         return writer
-
-    def check_settings(self) -> None:
-        """What must hold of the settings, before a text is read."""
-        check_choice(self, tokens=("characters", "pieces"), optimizer=tuple(OPTIMIZERS))
-        check_whole(self, ("context", "blocks", "heads", "size", "steps", "batch_size", "accumulate", "validate_every"))
-        check_whole(self, ("vocabulary",) if self.patience is None else ("vocabulary", "patience"))
-        check_between(self, validation_fraction=(0, 1), learning_rate=(0, math.inf), clip=(0, math.inf))
-        check_from_zero(self, weight_decay=math.inf, dropout=1, warm=math.inf)
 
     def check_length(self, learned: int, validated: int) -> None:
         """There must be a window to learn from, and something to be held out."""

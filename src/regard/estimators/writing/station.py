@@ -70,7 +70,7 @@ def written(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         dropout=0.0,
         validate_every=500,
         random_state=seed,
-        **steps,  # type: ignore[arg-type]
+        **steps,
     ).fit(learned)
     yield Row(
         "Python's manual",
@@ -118,11 +118,15 @@ def trigrams(learned: str, held: str, smooth: float = 0.1) -> float:
     return math.exp(loss / (len(held) - 2))
 
 
-STATION = Station(
-    "transformer",
-    "The Transformer",
-    "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. Trained to say the next"
-    " character, it writes.",
-    visit,
-    findings=7,
+STATIONS = (
+    Station(
+        "transformer",
+        "The Transformer",
+        "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. Trained to say"
+        " the next"
+        " character, it writes.",
+        visit,
+        findings=7,
+        chapter=6,
+    ),
 )

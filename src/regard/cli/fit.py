@@ -1,0 +1,213 @@
+"""`regard fit NAME`: a command for each subject, made of the settings that its data and its estimators declare."""
+
+import inspect
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard import saving
+from regard.estimators import SUBJECTS, subject_module
+from regard.estimators.settings import REQUIRED, Setting, setting, settings_of, with_settings
+from regard.estimators.subject import Subject, is_main_process, say
+
+METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+AnySubject = Subject[Any, Any, Any]
+Context = Any  # typer has its own copy of click, whose classes have no public name
+Command = Any
+
+
+@with_settings
+class Output:
+    """What every `regard fit` takes."""
+
+    out: Path = setting(REQUIRED, "folder to write the model to")
+    seed: int = setting(0, "seed: one seed, one result", at_least=0)
+    quiet: bool = setting(False, "no progress bars and no messages")
+
+
+def subjects() -> dict[str, AnySubject]:
+    """The subjects by the names of their commands."""
+    found = [getattr(subject_module(name, "command"), "SUBJECT", None) for name in SUBJECTS]
+    return {each.name: each for each in found if each is not None}
+
+
+class FitGroup(typer.core.TyperGroup):
+    """The commands `regard fit NAME`; each is made when it is called, because estimators take a second to import."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(subjects())
+
+    def get_command(self, ctx: Context, name: str) -> Command | None:
+        found = subjects().get(name)
+        return None if found is None else fit_command(found)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> Any:
+        """Raise for a name that is no subject, with the nearest one."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names:
+            near = get_close_matches(args[0], names, 1)
+            hint = f"; did you mean regard fit {near[0]}?" if near else f": one of {', '.join(names)}"
+            raise ValueError(f"regard fit needs a kind of data before the file, got {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Context, formatter: Any) -> None:
+        """A line a subject, without importing its estimators."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(each)) for name, each in subjects().items()])
+
+
+class FitCommand(typer.core.TyperCommand):
+    """A command that names the nearest option, or the subject that has it, for an option that it does not know."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        flags = dict.fromkeys(ctx.help_option_names, True)
+        flags |= {name: getattr(one, "is_flag", False) for one in self.params for name in _names(one)}
+        rest = iter(args)
+        for word in rest:
+            name, mark, _ = word.partition("=")
+            if name.startswith("--") and name not in flags:
+                raise ValueError(unknown_option(str(ctx.info_name), name, list(flags)))
+            if name in flags and not flags[name] and not mark:
+                next(rest, None)  # the option's value
+        return super().parse_args(ctx, args)
+
+
+def unknown_option(name: str, option: str, known: Sequence[str]) -> str:
+    """What to say of an option that `regard fit NAME` does not have.
+
+    >>> unknown_option("writer", "--epoch", ["--epochs", "--size"])
+    'regard fit writer has no option --epoch; did you mean --epochs?'
+    """
+    near = get_close_matches(option, known, 1, cutoff=0.75)
+    if near:
+        return f"regard fit {name} has no option {option}; did you mean {near[0]}?"
+    others = [other for other, each in subjects().items() if option in map(_typed, _declared(each))]
+    if others:
+        where = " and ".join(f"regard fit {other}" for other in others)
+        return f"regard fit {name} has no option {option}; it is an option of {where}"
+    near = get_close_matches(option, known, 1, cutoff=0.4)
+    hint = f"; the nearest is {near[0]}" if near else ""
+    return f"regard fit {name} has no option {option}{hint}; regard fit {name} --help lists all"
+
+
+def fit_command(each: AnySubject) -> Command:
+    """The command of one subject."""
+
+    def fit(ctx: typer.Context, **_: object) -> None:
+        _fit(each, ctx)
+
+    signature = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(one), default=_default(one))
+        for one in sorted(_declared(each), key=lambda one: not one.positional)
+    ]
+    signature.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+    fit.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    fit.__annotations__ = {one.name: one.annotation for one in signature}
+    fit.__doc__ = _summary(each)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+    app.command(each.name, cls=FitCommand, context_settings=settings)(fit)
+    return typer.main.get_command(app)
+
+
+def _fit(each: AnySubject, ctx: typer.Context) -> None:
+    """Learn from the data and write the model folder."""
+    given: dict[str, Any] = dict(ctx.params)
+    out, quiet = given["out"], given["quiet"]
+    saving.check_place(out)
+    data = each.data(**{one.name: given[one.name] for one in settings_of(each.data)})
+    settings: dict[str, Any] = {"random_state": given["seed"], "verbose": not quiet}
+    for one in _settings(each):
+        source = ctx.get_parameter_source(one.name)
+        if source is not None and source.name == "COMMANDLINE":
+            settings[one.name] = _value(one, given[one.name])
+    fitted = each.fit(data, settings, out)
+    if not is_main_process():
+        return
+    config, *rest = fitted.model.state()
+    saving.write(out, {**config, **fitted.extra}, *rest)
+    each.finish(out)
+    for line in [*fitted.messages[:-1], f"{fitted.messages[-1]} → {out}"]:
+        say(line, quiet)
+
+
+def _settings(each: AnySubject) -> list[Setting]:
+    """The settings of a subject's estimators that are options, each once."""
+    import regard.estimators
+
+    classes = [getattr(regard.estimators, name) for name in each.estimators]
+    found = {one.name: one for made in classes for one in settings_of(made) if one.option}
+    data = {one.name for one in settings_of(each.data)}
+    return [one for name, one in found.items() if name not in data]
+
+
+def _declared(each: AnySubject) -> list[Setting]:
+    """All that `regard fit NAME` takes."""
+    return [*settings_of(each.data), *_settings(each), *settings_of(Output)]
+
+
+def _option(one: Setting) -> Any:
+    """A setting as typer has it."""
+    kind: Any = str
+    if one.parse is None:
+        kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
+    metavar = None if kind is bool else METAVARS[kind] if not one.choices else "WORD"
+    choices = f": {', '.join(map(str, one.choices))}" if one.choices and one.parse is None else ""
+    if one.positional and one.name == "file":
+        return Annotated[_optional(kind, one), typer.Argument(help=one.help, metavar="FILE")]
+    shown = not any(one.default is none for none in (None, REQUIRED, False, ""))
+    text = f"{one.help}{choices}" + (f" [{_words(one.default)}]" if shown else "")
+    if kind is bool:
+        name = _typed(one)
+        names = (f"{name}/--no-{name[2:]}",) if one.default else (name,)
+        return Annotated[bool, typer.Option(*names, help=text, show_default=False)]
+    return Annotated[_optional(kind, one), typer.Option(_typed(one), help=text, metavar=metavar, show_default=False)]
+
+
+def _optional(kind: Any, one: Setting) -> Any:
+    """The type of an option, which may be left out where the default is None."""
+    return kind if one.required else kind | None
+
+
+def _default(one: Setting) -> Any:
+    """The default of an option; a value that needs parsing has none here, the estimator's own default is used."""
+    if one.required:
+        return inspect.Parameter.empty
+    return None if one.parse is not None or one.default is None else one.default
+
+
+def _value(one: Setting, typed: Any) -> Any:
+    """The value of an option, checked by what the setting declares."""
+    value = one.parse(typed) if one.parse is not None else typed
+    if one.parse is None and value == "none" and one.optional:
+        value = None
+    if one.parse is None and one.choices and value not in one.choices and one.kinds == ():
+        value = next((choice for choice in one.choices if str(choice) == value), value)
+    try:
+        one.verify(value)
+    except ValueError as error:
+        raise ValueError(f"{_typed(one)}: {error}") from None
+    return value
+
+
+def _words(default: object) -> str:
+    """A default value as it is typed."""
+    return "yes" if default is True else str(default)
+
+
+def _typed(one: Setting) -> str:
+    """A setting as an option is typed."""
+    return f"--{one.name.replace('_', '-')}"
+
+
+def _names(one: Any) -> list[str]:
+    """A parameter's options as typed; those of an argument are none."""
+    return [name for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
+
+
+def _summary(each: AnySubject) -> str:
+    """The first line of a subject's docstring."""
+    return (type(each).__doc__ or "").split("\n")[0]

@@ -1,0 +1,196 @@
+"""What a subject offers to the command line: how its data is read, what is learned from it, and how results are shown.
+
+A subject is a folder of `regard.estimators` (tables, bags, translation, captioning, writing). Its `command.py` has a
+class derived from `Subject`, and one instance of it, `SUBJECT`. The command line knows no subject by name: it finds
+the folders, and makes `regard fit NAME` of the settings that the subject's data and its estimators declare.
+"""
+
+import os
+import shutil
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from rich.console import Console
+
+from regard.data.tables import INSTALL
+from regard.estimators import restore
+from regard.estimators.settings import setting, settings_of, with_settings
+from regard.saving import CONFIG, read
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+    from regard.training import History
+Data = TypeVar("Data")  # the options of `regard fit NAME` that say what to learn from
+Schema = TypeVar("Schema")  # what a model folder knows of its data: the columns of a table; None for a text
+Inputs = TypeVar("Inputs")  # new data: rows, bags, sentences, a text, images
+
+
+class Fitted(NamedTuple):
+    """A fitted model, what its folder says beside it, and the messages to print; the last one says what was fitted."""
+
+    model: Any
+    messages: list[str]
+    extra: dict[str, Any] = {}  # noqa: RUF012  (a NamedTuple's default is never changed)
+
+
+class Evidence(Protocol):
+    """What predictions looked at."""
+
+    def to_frame(self) -> "DataFrame": ...
+
+
+class Subject(ABC, Generic[Data, Schema, Inputs]):
+    """What `command.py` of a subject must offer."""
+
+    name: ClassVar[str]  # `regard fit NAME`
+    inputs: ClassVar[str]  # what its data is called in messages: "rows", "sentences"
+    estimators: ClassVar[tuple[str, ...]]  # public names of its estimators; their settings are options
+    data: type[Data]  # a class `with_settings`: what to learn from
+    verbs: ClassVar[tuple[Callable[..., None], ...]] = ()  # its own commands, such as `regard translate`
+
+    @abstractmethod
+    def fit(self, data: Data, settings: dict[str, Any], out: Path) -> Fitted:
+        """Learn from data. `settings` holds what was typed, the seed and `verbose`; `out` is the model's folder."""
+
+    @abstractmethod
+    def read_inputs(self, model: Any, schema: Schema, path: Path) -> Inputs:
+        """New data from a file, checked."""
+
+    @abstractmethod
+    def evidence(self, model: Any, inputs: Inputs, top: int) -> Evidence:
+        """What each prediction looked at."""
+
+    @abstractmethod
+    def plot(self, evidence: Any, index: int) -> "Axes":
+        """A picture of the evidence of one input."""
+
+    @abstractmethod
+    def label(self, inputs: Inputs, index: int) -> str:
+        """An input as a message calls it: "row 3"."""
+
+    @abstractmethod
+    def describe(self, model: Any, schema: Schema) -> dict[str, Any]:
+        """Facts about a model, by name."""
+
+    def count(self, inputs: Inputs) -> int:
+        """The number of inputs, of which one can be plotted."""
+        return len(inputs)  # type: ignore[arg-type]
+
+    def schema(self, model: Any, config: dict[str, Any], folder: Path) -> Schema:
+        """What a model folder knows of its data. By default nothing."""
+        return None  # type: ignore[return-value]
+
+    def predict(self, model: Any, schema: Schema, inputs: Inputs, columns: frozenset[str]) -> "DataFrame":
+        """Predictions, with the additional columns `std`, `proba` and `density`. By default there are none."""
+        verbs = " or ".join(f"regard {verb.__name__}" for verb in self.verbs)
+        raise ValueError(f"{type(model).__name__} has no predictions of a table; use {verbs}")
+
+    def finish(self, out: Path) -> None:
+        """Clean up after the model folder was written."""
+
+
+@with_settings
+class RunOptions:
+    """What all subjects with long trainings share."""
+
+    resume: bool = setting(False, "continue a stopped run, cached beside the model in MODEL.run")
+    tensorboard: Path | None = setting(None, "folder for TensorBoard logs")
+
+
+def run_folder(out: Path) -> Path:
+    """Where the checkpoint of a training is while it lasts: NAME.run beside the model folder."""
+    out = out.resolve() if out.name in ("", "..") else out
+    return out.with_name(f"{out.name}.run")
+
+
+@contextmanager
+def checkpointed_run(out: Path, resume: bool) -> Iterator[Path]:
+    """The checkpoint folder of a training. After Ctrl-C the message says where it is and how to resume it."""
+    run = run_folder(out)
+    if resume and not (run / CONFIG).exists():
+        if (out / CONFIG).exists():
+            raise FileExistsError(
+                f"{run} has no checkpoint to resume, and {out} holds a finished model; leave out --resume to train"
+                " a new model in its place"
+            )
+        warnings.warn(f"{run} has no checkpoint to resume: training starts from the beginning", stacklevel=3)
+    try:
+        yield run
+    except KeyboardInterrupt:
+        if not (run / CONFIG).exists():
+            raise KeyboardInterrupt("no checkpoint was written yet") from None
+        raise KeyboardInterrupt(f"the checkpoint is in {run}; resume with the same command and --resume") from None
+
+
+def remove_run(out: Path) -> None:
+    """Delete the checkpoint of a training whose model was written."""
+    shutil.rmtree(run_folder(out), ignore_errors=True)
+
+
+def describe_epoch(history: "History") -> str:
+    """Which epoch the weights of a model are from."""
+    which = f"mean of the last {history.averaged}" if history.averaged else history.best_epoch + 1
+    return f"{which} of {len(history.validation)}"
+
+
+def describe_bleu(history: "History") -> str:
+    """The BLEU by which a model's weights were chosen; its validations are -BLEU."""
+    return "unknown" if history.best is None else f"{-history.best:.1f}"
+
+
+def make(estimator: type, settings: dict[str, Any]) -> Any:
+    """An estimator with the settings that were typed; one that only another estimator has raises."""
+    known = [each.name for each in settings_of(estimator)]
+    foreign = [name for name in settings if name not in known]
+    if foreign:
+        raise ValueError(f"--{foreign[0].replace('_', '-')} is not a setting of {estimator.__name__}")
+    return estimator(**settings)
+
+
+def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """A model and its config, read from a folder."""
+    config, arrays = read(folder)
+    return restore(folder, config, arrays), config
+
+
+def open_as(folder: Path, estimators: Sequence[str], verb: str) -> Any:
+    """A model of certain kinds; any other raises."""
+    model, _ = open_model(folder)
+    if type(model).__name__ not in estimators:
+        raise ValueError(f"regard {verb} needs a {' or '.join(estimators)}, got a {type(model).__name__} in {folder}")
+    return model
+
+
+def save_plot(axes: "Axes", path: Path, name: str) -> None:
+    """Write a picture of what one prediction looked at to a file."""
+    if not axes.get_title() + axes.get_title(loc="left"):
+        axes.set_title(f"evidence for the prediction of {name}", loc="left")
+    path = path if path.suffix else path.with_suffix(".png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    axes.get_figure(root=True).savefig(path)  # type: ignore[union-attr]
+    say(f"picture of {name} → {path}")
+
+
+def with_matplotlib(plot: Callable[[], "Axes"]) -> "Axes":
+    """The axes that a function draws on; without matplotlib, an error that says what to install."""
+    try:
+        return plot()
+    except ImportError:
+        raise ImportError(f"pictures need matplotlib: {INSTALL}") from None
+
+
+def say(message: str, quiet: bool = False) -> None:
+    """Print a line on stderr."""
+    if not quiet:
+        Console(stderr=True).print(" ".join(message.split()), soft_wrap=True, markup=False, highlight=False)
+
+
+def is_main_process() -> bool:
+    """Whether this process writes the results, of those that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
