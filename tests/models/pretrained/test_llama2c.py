@@ -134,17 +134,17 @@ def test_files_that_are_torn_or_no_llama2c(tmp_path):
     with pytest.raises(ValueError, match="must start with a header of 28 bytes, found 27"):
         load(path)
     path.write_bytes(struct.pack("<2i", 0x616B3432, 1) + raw)
-    with pytest.raises(ValueError, match=r"is llama2.c's version 1; version 0 is read here"):
+    with pytest.raises(ValueError, match=r"has llama2.c's version 1; only version 0 is supported"):
         load(path)
     for place, number in ((0, 41), (2, 0), (3, -7), (4, 2), (0, 7)):
         header = list(struct.unpack("<7i", raw[:28]))
         header[place] = number
         path.write_bytes(struct.pack("<7i", *header) + raw[28:])
         with pytest.raises(
-            ValueError, match=rf"is no llama2.c file: .* its header says dim={header[0]}, hidden_dim=29"
+            ValueError, match=rf"is not a llama2.c file: .* its header says dim={header[0]}, hidden_dim=29"
         ):
             load(path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere.bin is no model folder: no such file or folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.bin is not a model folder: no such file or folder"):
         load(tmp_path / "nowhere.bin")
 
 
@@ -213,7 +213,7 @@ def test_tokenizers_that_are_torn(pieces, tmp_path):
     for wrong in (raw[:-1], raw[:-2], raw + b"\0", raw[:4] + struct.pack("<fi", 0, -1)):
         path.write_bytes(wrong)
         with pytest.raises(
-            ValueError, match=rf"is torn, or no tokenizer .*: token \d+ ends at byte \d+ of {len(wrong)}"
+            ValueError, match=rf"is truncated, or not a tokenizer .*: token \d+ ends at byte \d+ of {len(wrong)}"
         ):
             tokenizer(path)
     for kept in ([], CONTROL + BYTES[:-1]):

@@ -2,34 +2,34 @@
 
     load(path)        a folder in Hugging Face's layout (config.json and safetensors) of GPT-2, BERT or Llama, or
                       llama2.c's binary, version 0, to a `LanguageModel` or a `TextEncoder` in float32
-    tokenizer(path)   what turns text into its tokens and back
+    tokenizer(path)   its tokenizer: text to the ids that the model was trained on, and back
 
-They are made of the same blocks as any model here, so `regard.watch`, `look`, caches and training know them. A
-folder is read as it is: what is unknown, missing, left over or of another shape is an error. Nothing is unpickled,
-nothing is downloaded.
+They are made of the same blocks as any model here, so `regard.watch`, `look`, caches and training work. What is
+unknown, missing, left over or of another shape in a folder is an error. Nothing is unpickled, nothing is downloaded.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from regard.models.language import LanguageModel
-from regard.models.pretrained import bert, gpt2, llama, llama2c
-from regard.models.pretrained.settings import Settings, listed
-from regard.models.pretrained.tokens import Tokenizer, tokenizer
-from regard.models.pretrained.weights import opened
+from regard.models.pretrained import llama2c
+from regard.models.pretrained.architectures import ARCHITECTURES
+from regard.models.pretrained.folder import Settings, open_weights
 from regard.models.transformer import TextEncoder
 
 __all__ = ["Tokenizer", "load", "tokenizer"]
 
-FAMILIES = {"bert": bert, "gpt2": gpt2, "llama": llama}
+TOKENIZER = "tokenizer.json"
 
 
 def load(path: str | Path) -> LanguageModel | TextEncoder:
-    """The model of a folder or a file, ready to evaluate, in float32 on the CPU.
+    """The model of a folder or a file, in evaluation mode, in float32 on the CPU.
 
-    GPT-2, Llama and llama2.c are a `LanguageModel`; BERT and its kind a `TextEncoder`, with a row for each token.
+    GPT-2, Llama and llama2.c give a `LanguageModel`; BERT and its kind a `TextEncoder`, with a row for each token.
 
     >>> import struct, tempfile, torch
-    >>> with tempfile.NamedTemporaryFile(suffix=".bin") as file:  # as llama2.c has it: seven sizes, then the weights
+    >>> with tempfile.NamedTemporaryFile(suffix=".bin") as file:  # llama2.c's: seven sizes, then the weights
     ...     _ = file.write(struct.pack("<7i", 8, 16, 1, 2, 1, 50, 32) + bytes(4512))
     ...     file.flush()
     ...     model = load(file.name)
@@ -40,14 +40,62 @@ def load(path: str | Path) -> LanguageModel | TextEncoder:
     if path.is_file():
         if path.suffix != ".bin":
             raise ValueError(f"{path} is a file: give the folder it is in, or a .bin of llama2.c")
-        return llama2c.read(path)
+        return llama2c.read_model(path)
     settings = Settings.read(path)
-    kind = settings.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(f"{settings.path}: model_type {kind!r} is not known; known are {listed(FAMILIES)}")
-    settings.only("quantization_config", None)
-    family = FAMILIES[kind]
-    with opened(path, family.PREFIX) as weights:
-        model: LanguageModel | TextEncoder = family.build(settings, weights)
-        weights.finish(family.HARMLESS)
-    return model
+    settings.require("quantization_config", None)
+    architecture = settings.choice("model_type", None, ARCHITECTURES)
+    with open_weights(path, architecture.prefix) as weights:
+        return architecture.load(settings, weights)
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back.
+
+    encode(text)   with the tokens that the model expects around a text
+    decode(ids)    without them
+    """
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+def tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a model: a folder with `tokenizer.json`, that file itself, or llama2.c's `.bin`.
+
+    >>> import tempfile
+    >>> from regard.data.text import characters
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     characters("banana").save(f"{folder}/tokenizer.json")
+    ...     words = tokenizer(folder)
+    >>> words.decode(words.encode("nab"))
+    'nab'
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / TOKENIZER
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}: a tokenizer is a folder with {TOKENIZER}, or llama2.c's .bin")
+    return llama2c.BinTokenizer(path) if path.suffix == ".bin" else JsonTokenizer(path)
+
+
+class JsonTokenizer:
+    """A `tokenizer.json`, read by the package `tokenizers`. Texts are neither truncated nor padded."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise ImportError(f"{path} needs the package tokenizers: pip install 'regard[all]'") from None
+        try:
+            self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        self.inner.no_padding()
+        self.inner.no_truncation()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.inner.encode(text).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self.inner.decode(list(ids)))

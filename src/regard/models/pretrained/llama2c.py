@@ -1,14 +1,22 @@
-"""llama2.c's binary, version 0: a Llama whose rotary pairs are neighbours (github.com/karpathy/llama2.c).
+"""llama2.c's files: models, version 0, and tokenizers (github.com/karpathy/llama2.c).
+
+A model is a Llama whose rotary pairs are neighbours. Each kind of weight is stored for all blocks, one after the other:
 
     7 int32, little-endian     dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len
     float32                    tokens, norms, queries, keys, values, outputs, norms, gates, downs, ups, last norm,
-                               cosines and sines (of no use here), and, where vocab_size is negative, the
-                               matrix to the logits; where it is positive, that is the tokens' own vectors
+                               cosines and sines (not used here), and, if vocab_size is negative, the matrix to the
+                               logits; if it is positive, that is tied to the token embedding
 
-Each kind is stored for all blocks, one after the other.
+A tokenizer is a list of pieces with scores, for byte-pair encoding as in sentencepiece (Kudo and Richardson 2018):
+
+    int32                      length of the longest piece
+    float32, int32, bytes      for each token: score, length and UTF-8
 """
 
+import heapq
+import re
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,54 +26,58 @@ from torch import Tensor
 
 from regard.layers import Rotary
 from regard.models.language import LanguageModel
-from regard.models.pretrained.llama import Sizes, llama
-from regard.models.pretrained.weights import filled
+from regard.models.pretrained.architectures import LlamaSizes, fill, llama_model, uninitialised
 
 NAMES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 HEADER = struct.Struct("<7i")
-NEWER = b"24ka"  # what versions 1 and 2 start with
+VERSIONED = b"24ka"  # the first bytes of versions 1 and 2
 
 
-def read(path: Path) -> LanguageModel:
+def read_model(path: Path) -> LanguageModel:
     """The language model of a llama2.c file."""
     with path.open("rb") as file:
-        head = file.read(HEADER.size)
-        check_kind(path, head)
-        sizes, tied = sizes_of(path, HEADER.unpack(head))
-        expected, found = HEADER.size + 4 * floats(sizes, tied), path.stat().st_size
-        if found != expected:
-            raise ValueError(f"{path} must have {expected} bytes by its header, found {found}")
-        model = llama(sizes, Rotary(sizes.head_size, interleaved=True), tied=tied)
-        return filled(model, state_of(file, sizes, tied))
+        header = file.read(HEADER.size)
+        check_header(path, header)
+        sizes, tied = read_sizes(path, HEADER.unpack(header))
+        with uninitialised():
+            model = llama_model(sizes, Rotary(sizes.head_size, interleaved=True), tied=tied)
+        unused = sizes.context * sizes.head_size  # cosines and sines
+        floats = unused + sum(weight.numel() for weight in model.state_dict().values())
+        expected, actual = HEADER.size + 4 * floats, path.stat().st_size
+        if actual != expected:
+            raise ValueError(f"{path} must have {expected} bytes by its header, found {actual}")
+        return fill(model, read_weights(file, sizes, tied))
 
 
-def check_kind(path: Path, head: bytes) -> None:
-    """What is no file of version 0 is refused."""
-    if head[:2] in (b"PK", b"\x80\x02"):
+def check_header(path: Path, header: bytes) -> None:
+    """Raise unless the file may be one of version 0."""
+    if header[:2] in (b"PK", b"\x80\x02"):
         raise ValueError(
-            f"{path} is a pickle, which may run any code when it is read: it is not read here. "
-            "A .bin is read if it is llama2.c's; for a model in Hugging Face's layout, give its folder"
+            f"{path} is a pickle, which may run any code when it is read, and is not supported. "
+            "A .bin must be llama2.c's; for a model in Hugging Face's layout, give its folder"
         )
-    if len(head) < HEADER.size:
-        raise ValueError(f"{path} must start with a header of {HEADER.size} bytes, found {len(head)}")
-    if head.startswith(NEWER):
-        version = int.from_bytes(head[4:8], "little", signed=True)
-        raise ValueError(f"{path} is llama2.c's version {version}; version 0 is read here (export.py --version 0)")
+    if len(header) < HEADER.size:
+        raise ValueError(f"{path} must start with a header of {HEADER.size} bytes, found {len(header)}")
+    if header.startswith(VERSIONED):
+        version = int.from_bytes(header[4:8], "little", signed=True)
+        raise ValueError(
+            f"{path} has llama2.c's version {version}; only version 0 is supported (export.py --version 0)"
+        )
 
 
-def sizes_of(path: Path, header: tuple[int, ...]) -> tuple[Sizes, bool]:
-    """The sizes, and whether the logits are read with the tokens' own vectors."""
+def read_sizes(path: Path, header: tuple[int, ...]) -> tuple[LlamaSizes, bool]:
+    """The sizes, and whether the logits are tied to the token embedding."""
     given = dict(zip(NAMES, header, strict=True))
     tied = given["vocab_size"] > 0
     given["vocab_size"] = abs(given["vocab_size"])
     dim, heads, kv_heads = given["dim"], given["n_heads"], given["n_kv_heads"]
     if min(given.values()) < 1 or dim % heads or heads % kv_heads or dim // heads % 2:
-        said = ", ".join(f"{name}={value}" for name, value in zip(NAMES, header, strict=True))
+        got = ", ".join(f"{name}={value}" for name, value in zip(NAMES, header, strict=True))
         raise ValueError(
-            f"{path} is no llama2.c file: numbers must be positive, n_heads divide dim into even sizes and "
-            f"n_kv_heads divide n_heads; its header says {said}"
+            f"{path} is not a llama2.c file: numbers must be positive, n_heads divide dim into even sizes and "
+            f"n_kv_heads divide n_heads; its header says {got}"
         )
-    sizes = Sizes(
+    sizes = LlamaSizes(
         vocabulary=given["vocab_size"],
         context=given["seq_len"],
         size=dim,
@@ -78,33 +90,26 @@ def sizes_of(path: Path, header: tuple[int, ...]) -> tuple[Sizes, bool]:
     return sizes, tied
 
 
-def floats(sizes: Sizes, tied: bool) -> int:
-    """How many numbers follow the header."""
-    block = 2 * sizes.size + sizes.size * (sum(sizes.rows) + sizes.rows[0]) + 3 * sizes.size * sizes.hidden
-    ends = sizes.vocabulary * sizes.size * (1 if tied else 2) + sizes.size + sizes.context * sizes.head_size
-    return sizes.blocks * block + ends
-
-
-def state_of(file: BinaryIO, sizes: Sizes, tied: bool) -> dict[str, Tensor]:
+def read_weights(file: BinaryIO, sizes: LlamaSizes, tied: bool) -> dict[str, Tensor]:
     """The weights, by their names in our modules, in the order of the file."""
-    size, hidden, (queries, keys, values) = sizes.size, sizes.hidden, sizes.rows
+    size, hidden, keys = sizes.size, sizes.hidden, sizes.kv_heads * sizes.head_size
 
     def take(*shape: int) -> Tensor:
         array = np.fromfile(file, "<f4", int(np.prod(shape))).astype(np.float32, copy=False)
         return torch.from_numpy(array.reshape(shape))
 
-    def each(*shape: int) -> list[Tensor]:
+    def take_each(*shape: int) -> list[Tensor]:
         return [take(*shape) for _ in range(sizes.blocks)]
 
     state = {"embedding.token.weight": take(sizes.vocabulary, size)}
-    attention_norm = each(size)
-    inside = [each(rows, size) for rows in (queries, keys, values)]
-    output, feed_forward_norm = each(size, queries), each(size)
-    gate, down, up = each(hidden, size), each(size, hidden), each(hidden, size)
+    attention_norm = take_each(size)
+    query_key_value = [take_each(rows, size) for rows in (size, keys, keys)]
+    output, feed_forward_norm = take_each(size, size), take_each(size)
+    gate, down, up = take_each(hidden, size), take_each(size, hidden), take_each(hidden, size)
     for number in range(sizes.blocks):
         block = {
             "attention_norm.weight": attention_norm[number],
-            "attention.input.weight": torch.cat([part[number] for part in inside]),
+            "attention.input.weight": torch.cat([part[number] for part in query_key_value]),
             "attention.output.weight": output[number],
             "feed_forward_norm.weight": feed_forward_norm[number],
             "feed_forward.input.weight": torch.cat([gate[number], up[number]]),
@@ -116,3 +121,89 @@ def state_of(file: BinaryIO, sizes: Sizes, tied: bool) -> dict[str, Tensor]:
     if not tied:
         state["read.weight"] = take(sizes.vocabulary, size)
     return state
+
+
+class BinTokenizer:
+    """llama2.c's `tokenizer.bin`.
+
+    The first three tokens are the unknown one, begin and end of a text; 256 pieces `<0x00>` … `<0xFF>` are bytes, for
+    characters without a piece. `encode` starts with `begin`, and with a space before the first word, as in
+    sentencepiece; `decode` removes both.
+    """
+
+    begin, end = 1, 2
+
+    def __init__(self, path: str | Path) -> None:
+        pieces = read_pieces(Path(path))
+        self.pieces = [piece for piece, _ in pieces]
+        self.merges: dict[bytes, tuple[float, int]] = {}  # piece: (-score, id)
+        self.byte: dict[int, int] = {}  # byte: id
+        for number, (piece, score) in enumerate(pieces):
+            raw = re.fullmatch(rb"<0x([0-9A-F]{2})>", piece)
+            if raw:
+                self.byte[int(raw[1], 16)] = number
+                self.pieces[number] = bytes.fromhex(raw[1].decode())
+            elif number > self.end:
+                self.merges.setdefault(piece, (-score, number))
+        self.mergeable = {number: piece for piece, (_, number) in self.merges.items()}  # id: piece
+        if len(self.byte) < 256:
+            raise ValueError(f"{path} must have a piece <0x00> … <0xFF> for each of 256 bytes, found {len(self.byte)}")
+
+    def encode(self, text: str) -> list[int]:
+        return [self.begin, *self._merge(" " + text)] if text else [self.begin]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text, first = b"", False
+        for number in ids:
+            if not 0 <= number < len(self.pieces):
+                raise ValueError(f"ids must be at least 0 and below {len(self.pieces)}, got {number}")
+            if number > self.end:
+                piece = self.pieces[number]
+                text += piece[1:] if first and piece.startswith(b" ") else piece
+            first = number == self.begin
+        return text.decode("utf-8", errors="replace")
+
+    def _merge(self, text: str) -> list[int]:
+        """Merge neighbours that form a piece, the best score first, the leftmost of equal ones."""
+        ids: list[int] = []  # -1: merged into the neighbour to the left
+        for letter in text:
+            raw = letter.encode("utf-8", errors="replace")
+            ids += [self.merges[raw][1]] if raw in self.merges else [self.byte[byte] for byte in raw]
+        after, before = list(range(1, len(ids) + 1)), list(range(-1, len(ids) - 1))
+        queue: list[tuple[float, int, int, int, int]] = []  # -score, index, its id, the id to the right, the new id
+
+        def propose(left: int) -> None:
+            if left < 0 or after[left] >= len(ids):
+                return
+            one, other = ids[left], ids[after[left]]
+            merged = self.merges.get(self.mergeable.get(one, b"") + self.mergeable.get(other, b""))
+            if one in self.mergeable and other in self.mergeable and merged is not None:
+                heapq.heappush(queue, (merged[0], left, one, other, merged[1]))
+
+        for left in range(len(ids) - 1):
+            propose(left)
+        while queue:
+            _, left, one, other, new = heapq.heappop(queue)
+            right = after[left]
+            if ids[left] != one or right >= len(ids) or ids[right] != other:
+                continue  # one of the two was merged with another piece meanwhile
+            ids[left], ids[right] = new, -1
+            after[left] = after[right]
+            if after[left] < len(ids):
+                before[after[left]] = left
+            propose(before[left])
+            propose(left)
+        return [number for number in ids if number >= 0]
+
+
+def read_pieces(path: Path) -> list[tuple[bytes, float]]:
+    """The pieces and scores of a `tokenizer.bin`."""
+    raw, offset, pieces = path.read_bytes(), 4, list[tuple[bytes, float]]()
+    while offset < len(raw):
+        score, length = struct.unpack_from("<fi", raw, offset) if offset + 8 <= len(raw) else (0.0, 0)
+        start, offset = offset + 8, offset + 8 + length
+        if length < 0 or offset > len(raw):
+            where = f"token {len(pieces)} ends at byte {offset} of {len(raw)}"
+            raise ValueError(f"{path} is truncated, or not a tokenizer of llama2.c: {where}")
+        pieces.append((raw[start:offset], score))
+    return pieces

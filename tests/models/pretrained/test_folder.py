@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from regard.models.pretrained import load, tokenizer
 
 WRONG_SETTINGS = [
-    (gpt2, {"model_type": "mamba"}, r"model_type 'mamba' is not known; known are 'bert', 'gpt2', 'llama'"),
-    (gpt2, {"model_type": None}, r"model_type None is not known"),
+    (gpt2, {"model_type": "mamba"}, r"model_type 'mamba' is not supported; supported are 'bert', 'gpt2', 'llama'"),
+    (gpt2, {"model_type": None}, r"model_type None is not supported"),
     (gpt2, {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx True is not supported"),
     (gpt2, {"add_cross_attention": True}, r"add_cross_attention True is not supported, only False"),
     (gpt2, {"activation_function": "mish"}, r"activation_function 'mish' is not supported; supported are 'gelu', "),
-    (gpt2, {"n_embd": None}, r"config.json must say n_embd"),
+    (gpt2, {"n_embd": None}, r"config.json must have the setting n_embd"),
     (gpt2, {"n_layer": "3"}, r"config.json: n_layer must be a positive whole number, got '3'"),
     (gpt2, {"layer_norm_epsilon": 0}, r"layer_norm_epsilon must be a positive number, got 0"),
     (gpt2, {"attn_pdrop": 2}, r"config.json: attn_pdrop must be a number between 0 and 1, got 2"),
@@ -26,13 +26,13 @@ WRONG_SETTINGS = [
     (bert, {"is_decoder": True}, r"is_decoder True is not supported, only False"),
     (bert, {"position_embedding_type": "relative_key"}, r"position_embedding_type 'relative_key' is not supported"),
     (bert, {"hidden_act": "swiglu"}, r"hidden_act 'swiglu' is not supported"),
-    (llama, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling of the kind 'dynamic' is not supp"),
-    (llama, {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters of the kind 'yarn' is not supported, only d"),
-    (llama, {"rope_parameters": {"rope_type": "llama3"}}, r"config.json must say factor"),
+    (llama, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling of type 'dynamic' is not supp"),
+    (llama, {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters of type 'yarn' is not supported, only d"),
+    (llama, {"rope_parameters": {"rope_type": "llama3"}}, r"config.json must have the setting factor"),
     (
         llama,
         {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}},
-        r"config.json must say original_max_position_embeddings",
+        r"config.json must have the setting original_max_position_embeddings",
     ),
     (
         llama,
@@ -63,12 +63,12 @@ WRONG_WEIGHTS = [
         lambda w: w.update({"model.layers.2.self_attn.k_proj.weight": torch.zeros(60, 42)}),
         r"'model.layers.2.self_attn.k_proj.weight' must be \[20, 42\], got \[60, 42\]",
     ),
-    (bert, lambda w: w.update({"classifier.weight": torch.zeros(2, 30)}), r"has no place for: 'classifier.weight'$"),
+    (bert, lambda w: w.update({"classifier.weight": torch.zeros(2, 30)}), r"does not use: 'classifier.weight'$"),
     (gpt2, lambda w: w.update({f"score.{n}": torch.zeros(1) for n in range(7)}), r"'score.4' and 2 more$"),
     (
         gpt2,
         lambda w: w.update({"lm_head.weight": torch.zeros(WORDS, 30)}),
-        r"tie_word_embeddings is true, but lm_head.weight is not the tokens' vectors",
+        r"tie_word_embeddings is true, but lm_head.weight is not the token embedding",
     ),
     (
         gpt2,
@@ -89,9 +89,9 @@ def test_weights_that_are_missing_left_over_or_of_another_shape(make, change, me
 
 
 def test_folders_and_files_that_are_no_model(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is no model folder: no such file or folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a model folder: no such file or folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"is no model folder: no config.json in it"):
+    with pytest.raises(FileNotFoundError, match=r"is not a model folder: it has no config.json"):
         load(tmp_path)
     for raw, message in (
         (b"{", "is not JSON"),
@@ -138,7 +138,7 @@ def test_torn_and_missing_files(tmp_path):
         load(parts)
     save_file({"other": torch.zeros(1)}, first)
     with pytest.raises(
-        ValueError, match=rf"{first.name} lacks what model.safetensors.index.json says .*'model.norm.we"
+        ValueError, match=rf"{first.name} lacks weights that model.safetensors.index.json .*'model.norm.we"
     ):
         load(parts)
     for wrong in ("away/" + first.name, "../x.safetensors", "pytorch_model.bin", 3):
@@ -149,13 +149,15 @@ def test_torn_and_missing_files(tmp_path):
             load(parts)
     for text in ("{}", '{"weight_map": {}}'):
         index.write_text(text)
-        with pytest.raises(ValueError, match="must say in weight_map which file each weight is in"):
+        with pytest.raises(ValueError, match="must have a weight_map with the file of each weight"):
             load(parts)
 
 
 def test_a_tokenizer_that_is_none(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"tokenizer.json is not there: a tokenizer is a folder with tokenizer"):
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no .*tokenizer.json: a tokenizer is a folder with tokenizer"
+    ):
         tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer.json is no tokenizer: "):
+    with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer: "):
         tokenizer(tmp_path)

@@ -1,0 +1,312 @@
+"""GPT-2, BERT and Llama: for each, one function from the settings of its folder to a model, and a table of names.
+
+A table maps our modules to theirs. `*` is the number of a block. If one of our matrices is several of theirs, such as
+queries, keys and values, they are stacked in the order of the table. Shapes follow from our model: a weight of another
+shape raises an error, and so does one that is missing or left over.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from regard.layers import (
+    Block,
+    Decoder,
+    Encoder,
+    FeedForward,
+    GatedActivation,
+    LearnedPositions,
+    MultiHeadAttention,
+    Positions,
+    Rotary,
+    RotaryScaling,
+    gelu_tanh,
+    post_norm,
+    swiglu,
+)
+from regard.layers.feed_forward import Activation
+from regard.models.language import LanguageModel
+from regard.models.pretrained.folder import Settings, Weights
+from regard.models.transformer import Embedding, TextEncoder
+from regard.scores import dot, scaled_dot
+
+Model = LanguageModel | TextEncoder
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+Names = Mapping[str, str | tuple[str, ...]]
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": functional.gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": torch.relu,
+    "silu": functional.silu,
+}
+
+
+class Architecture(NamedTuple):
+    """How the models of one architecture are built and stored."""
+
+    build: Callable[[Settings], Model]  # without weights
+    names: Names  # their module, or several that are stacked, for each of ours
+    prefix: str  # before their names, if the model was saved with a head
+    ignored: str  # a pattern of weights that are not needed
+    transposed: str = "none"  # our modules below this one have matrices [in, out] in the file
+
+    def load(self, settings: Settings, weights: Weights) -> Model:
+        """The model with its weights, in evaluation mode."""
+        with uninitialised():
+            model = self.build(settings)
+        state: dict[str, Tensor] = {}
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        tied = shapes.pop("read.weight", None) is None
+        for name, shape in shapes.items():
+            module, _, kind = name.rpartition(".")
+            parts = self.their_names(module)
+            if module.startswith(self.transposed) and len(shape) == 2:
+                state[name] = weights.take(f"{parts[0]}.{kind}", *shape[::-1]).t().contiguous()
+            else:
+                rows = stacked_rows(model, module, len(parts), shape[0])
+                every = [weights.take(f"{part}.{kind}", n, *shape[1:]) for part, n in zip(parts, rows, strict=True)]
+                state[name] = torch.cat(every) if len(every) > 1 else every[0]
+        state |= weights.take_output(tied, state["embedding.token.weight"])
+        weights.check_rest(self.ignored)
+        return fill(model, state)
+
+    def their_names(self, module: str) -> tuple[str, ...]:
+        """Their modules for one of ours, with the number of its block."""
+        number = re.search(r"\.(\d+)\.", module)
+        names = self.names[re.sub(r"\.\d+\.", ".*.", module)]
+        names = (names,) if isinstance(names, str) else names
+        return tuple(name.replace("*", number[1]) for name in names) if number else names
+
+
+def stacked_rows(model: nn.Module, module: str, parts: int, rows: int) -> Sequence[int]:
+    """The number of rows of each part of a stacked matrix: those of queries, keys and values, or equal ones."""
+    parent = model.get_submodule(module.rpartition(".")[0])
+    if parts > 1 and isinstance(parent, MultiHeadAttention):
+        return parent.rows
+    return [rows // parts] * parts
+
+
+class SkipInit(TorchFunctionMode):
+    """`nn.init` does nothing. On "meta" there is nothing to fill, but it would load torch's compiler, for seconds."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def uninitialised() -> Iterator[None]:
+    """Modules made here have shapes, but neither memory nor values; `fill` gives them both."""
+    with torch.device("meta"), SkipInit():
+        yield
+
+
+def fill(model: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
+    """Give an uninitialised model its weights, and set it to evaluation."""
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def gpt2(settings: Settings) -> LanguageModel:
+    """GPT-2: learned positions, pre-norm, GELU by tanh, tied embeddings (Radford et al. 2019)."""
+    for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        settings.require(name, False)
+    size, heads, blocks = (settings.size(name) for name in ("n_embd", "n_head", "n_layer"))
+    vocabulary, context = settings.size("vocab_size"), settings.size("n_positions")
+    hidden, epsilon = settings.size("n_inner", 4 * size), settings.number("layer_norm_epsilon", 1e-5)
+    activation = settings.choice("activation_function", "gelu_new", ACTIVATIONS)
+    score = scaled_dot if settings.flag("scale_attn_weights", True) else dot
+    weight_dropout, dropout = settings.dropout("attn_pdrop", 0.1), settings.dropout("resid_pdrop", 0.1)
+    positions, input_dropout = LearnedPositions(context, size), settings.dropout("embd_pdrop", 0.1)
+
+    def block() -> Block:
+        attention = MultiHeadAttention(size, heads, score=score, dropout=weight_dropout)
+        return Block(attention, FeedForward(size, hidden, activation=activation), norm=norm, dropout=dropout)
+
+    def norm(size: int) -> nn.Module:
+        return nn.LayerNorm(size, eps=epsilon)
+
+    return LanguageModel(
+        Embedding(vocabulary, size, positions=positions, dropout=input_dropout),
+        Decoder(blocks, block, norm=norm(size)),
+        context=context,
+        read=None if settings.flag("tie_word_embeddings", True) else nn.Linear(size, vocabulary, bias=False),
+    )
+
+
+def bert(settings: Settings) -> TextEncoder:
+    """BERT and its kind, such as MiniLM: learned positions, two segments, post-norm (Devlin et al. 2019).
+
+    It is the encoder alone; its pooler and its head for masked words are ignored.
+    """
+    for name in ("is_decoder", "add_cross_attention"):
+        settings.require(name, False)
+    settings.require("position_embedding_type", "absolute")
+    size, heads, blocks = (settings.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    vocabulary, context = settings.size("vocab_size"), settings.size("max_position_embeddings")
+    hidden, types = settings.size("intermediate_size"), settings.size("type_vocab_size", 2)
+    activation, epsilon = settings.choice("hidden_act", "gelu", ACTIVATIONS), settings.number("layer_norm_eps", 1e-12)
+    weight_dropout = settings.dropout("attention_probs_dropout_prob", 0.1)
+    positions, dropout = LearnedPositions(context, size), settings.dropout("hidden_dropout_prob", 0.1)
+
+    def block() -> Block:
+        attention = MultiHeadAttention(size, heads, dropout=weight_dropout)
+        feed_forward = FeedForward(size, hidden, activation=activation)
+        return Block(attention, feed_forward, norm=norm, residual=post_norm, dropout=dropout)
+
+    def norm(size: int) -> nn.Module:
+        return nn.LayerNorm(size, eps=epsilon)
+
+    embedding = Embedding(vocabulary, size, positions=positions, types=types, norm=norm(size), dropout=dropout)
+    return TextEncoder(embedding, Encoder(blocks, block))
+
+
+class LlamaSizes(NamedTuple):
+    """The numbers of a Llama."""
+
+    vocabulary: int
+    context: int
+    size: int
+    hidden: int
+    blocks: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    epsilon: float = 1e-5
+
+
+def llama(settings: Settings) -> LanguageModel:
+    """Llama and its kind: rotary positions, RMS pre-norm, SwiGLU, grouped queries (Touvron et al. 2023)."""
+    size, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
+    sizes = LlamaSizes(
+        vocabulary=settings.size("vocab_size"),
+        context=settings.size("max_position_embeddings"),
+        size=size,
+        hidden=settings.size("intermediate_size"),
+        blocks=settings.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=settings.size("num_key_value_heads", heads),
+        head_size=settings.size("head_dim", max(1, size // heads)),
+        epsilon=settings.number("rms_norm_eps", 1e-6),
+    )
+    return llama_model(
+        sizes,
+        rotary(settings, sizes.head_size),
+        tied=settings.flag("tie_word_embeddings", False),
+        activation=GatedActivation(settings.choice("hidden_act", "silu", ACTIVATIONS)),
+        bias=settings.flag("attention_bias", False),
+        hidden_bias=settings.flag("mlp_bias", False),
+        dropout=settings.dropout("attention_dropout", 0.0),
+    )
+
+
+def llama_model(
+    sizes: LlamaSizes,
+    positions: Positions,
+    *,
+    tied: bool,
+    activation: Activation = swiglu,
+    bias: bool = False,
+    hidden_bias: bool = False,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """A Llama of these sizes."""
+    size, kv_heads, head_size = sizes.size, sizes.kv_heads, sizes.head_size
+
+    def block() -> Block:
+        attention = MultiHeadAttention(
+            size, sizes.heads, kv_heads=kv_heads, head_size=head_size, positions=positions, bias=bias, dropout=dropout
+        )
+        return Block(attention, FeedForward(size, sizes.hidden, activation=activation, bias=hidden_bias), norm=norm)
+
+    def norm(size: int) -> nn.Module:
+        return nn.RMSNorm(size, eps=sizes.epsilon)
+
+    return LanguageModel(
+        Embedding(sizes.vocabulary, size),
+        Decoder(sizes.blocks, block, norm=norm(size)),
+        context=sizes.context,
+        read=None if tied else nn.Linear(size, sizes.vocabulary, bias=False),
+    )
+
+
+def rotary(settings: Settings, head_size: int) -> Rotary:
+    """The positions: new folders have all about them in `rope_parameters`, older ones in `rope_theta`."""
+    kinds = set()
+    for name in ("rope_parameters", "rope_scaling"):
+        given = settings.get(name, {})
+        if not isinstance(given, dict):
+            raise ValueError(f"{settings.path}: {name} must be an object, got {given!r}")
+        kind = given.get("rope_type") or given.get("type") or "default"
+        if kind not in ("default", "llama3"):
+            raise ValueError(f"{settings.path}: {name} of type {kind!r} is not supported, only default and llama3")
+        kinds.add(kind)
+        settings = settings._replace(values=settings.values | given)
+    settings.require("partial_rotary_factor", 1.0)
+    scaling = None
+    if "llama3" in kinds:  # Llama 3.1: all its numbers must be there
+        factor, slow, fast = map(settings.number, ("factor", "low_freq_factor", "high_freq_factor"))
+        trained_length = settings.size("original_max_position_embeddings")
+        with settings.name_file():
+            scaling = RotaryScaling(factor, trained_length, slow=slow, fast=fast)
+    return Rotary(head_size, base=settings.number("rope_theta", 10000.0), scaling=scaling)
+
+
+GPT2_NAMES: Names = {
+    "embedding.token": "wte",
+    "embedding.positions": "wpe",
+    "decoder.blocks.*.attention_norm": "h.*.ln_1",
+    "decoder.blocks.*.attention.input": "h.*.attn.c_attn",
+    "decoder.blocks.*.attention.output": "h.*.attn.c_proj",
+    "decoder.blocks.*.feed_forward_norm": "h.*.ln_2",
+    "decoder.blocks.*.feed_forward.input": "h.*.mlp.c_fc",
+    "decoder.blocks.*.feed_forward.output": "h.*.mlp.c_proj",
+    "decoder.norm": "ln_f",
+}
+BERT_NAMES: Names = {
+    "embedding.token": "embeddings.word_embeddings",
+    "embedding.segment": "embeddings.token_type_embeddings",
+    "embedding.positions": "embeddings.position_embeddings",
+    "embedding.norm": "embeddings.LayerNorm",
+    "encoder.blocks.*.attention.input": tuple(
+        f"encoder.layer.*.attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "encoder.blocks.*.attention.output": "encoder.layer.*.attention.output.dense",
+    "encoder.blocks.*.attention_norm": "encoder.layer.*.attention.output.LayerNorm",
+    "encoder.blocks.*.feed_forward.input": "encoder.layer.*.intermediate.dense",
+    "encoder.blocks.*.feed_forward.output": "encoder.layer.*.output.dense",
+    "encoder.blocks.*.feed_forward_norm": "encoder.layer.*.output.LayerNorm",
+}
+LLAMA_NAMES: Names = {
+    "embedding.token": "embed_tokens",
+    "decoder.blocks.*.attention_norm": "layers.*.input_layernorm",
+    "decoder.blocks.*.attention.input": tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv"),
+    "decoder.blocks.*.attention.output": "layers.*.self_attn.o_proj",
+    "decoder.blocks.*.feed_forward_norm": "layers.*.post_attention_layernorm",
+    "decoder.blocks.*.feed_forward.input": ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"),
+    "decoder.blocks.*.feed_forward.output": "layers.*.mlp.down_proj",
+    "decoder.norm": "norm",
+}
+BERT_IGNORED = r"^(bert\.)?(embeddings\.(position|token_type)_ids$|pooler\.)|^cls\."
+
+ARCHITECTURES = {
+    "bert": Architecture(bert, BERT_NAMES, prefix="bert.", ignored=BERT_IGNORED),
+    "gpt2": Architecture(gpt2, GPT2_NAMES, "transformer.", r"\.attn\.(bias|masked_bias)$", transposed="decoder."),
+    "llama": Architecture(llama, LLAMA_NAMES, prefix="model.", ignored=r"\.rotary_emb\.inv_freq$"),
+}
+"""By the `model_type` of a `config.json`."""

@@ -1,0 +1,216 @@
+r"""A model folder in Hugging Face's layout: `config.json`, and weights in safetensors, whole or in shards.
+
+    settings = Settings.read(folder)
+    settings.size("hidden_size")                     a positive whole number, or an error with file and name
+
+    with open_weights(folder, prefix="model.") as weights:
+        weights.take("norm.weight", 64)              float32, of this shape, or an error with its name
+        weights.check_rest(r"rotary_emb\.inv_freq$")     raises if other weights are left
+
+Nothing is ever unpickled.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.checks import fraction, is_number, positive
+
+CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+OUTPUT = "lm_head.weight"
+FLOATS = ("F64", "F32", "F16", "BF16")
+OLD_NAMES = {"weight": "gamma", "bias": "beta"}
+"""What the first BERTs call the weight and the bias of a norm."""
+
+T = TypeVar("T")
+
+
+class Settings(NamedTuple):
+    """The content of a `config.json`. A setting that is null counts as absent.
+
+    Each setting is read by name, with its default. A value that is wrong or not supported raises an error with the
+    file, the setting and the value.
+    """
+
+    path: Path
+    values: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Settings":
+        path = folder / CONFIG
+        if not path.is_file():
+            reason = f"it has no {CONFIG}" if folder.exists() else "no such file or folder"
+            raise FileNotFoundError(f"{folder} is not a model folder: {reason}")
+        return cls(path, read_json(path))
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number; without a default it must be there."""
+        value = self.get(name, default)
+        if value is None:
+            raise ValueError(f"{self.path} must have the setting {name}")
+        with self.name_file():
+            return positive(name, value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number; without a default it must be there."""
+        value = self.get(name, default)
+        if value is None:
+            raise ValueError(f"{self.path} must have the setting {name}")
+        if not is_number(value) or not value > 0:
+            raise ValueError(f"{self.path}: {name} must be a positive number, got {value!r}")
+        return float(value)
+
+    def dropout(self, name: str, default: float) -> float:
+        """A number between 0 and 1."""
+        with self.name_file():
+            return fraction(name, self.get(name, default))
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.path}: {name} must be true or false, got {value!r}")
+        return value
+
+    def choice(self, name: str, default: str | None, known: Mapping[str, T]) -> T:
+        """The entry of `known` for the word in the file."""
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {list_names(known)}")
+        return known[value]
+
+    def require(self, name: str, supported: object) -> None:
+        """Raise unless a setting is absent, or has the one supported value."""
+        value = self.get(name, supported)
+        if value != supported:
+            raise ValueError(f"{self.path}: {name} {value!r} is not supported, only {supported!r}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or the default if it is absent."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    @contextlib.contextmanager
+    def name_file(self) -> Iterator[None]:
+        """Put the path of the file before the message of a ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
+
+class Weights:
+    """The weights of a folder; each is taken once, by name.
+
+    prefix   comes before the names if the model was saved with a head, such as "model."
+    files    for each name, its open safetensors file
+    """
+
+    def __init__(self, folder: Path, prefix: str, files: Mapping[str, Any]) -> None:
+        self.folder, self.prefix, self.files = folder, prefix, files
+        self.rest = dict.fromkeys(files)  # the names that were not taken, in order
+
+    def find(self, name: str) -> str | None:
+        """The name as the file has it, or None."""
+        module, _, part = name.rpartition(".")
+        old = f"{module}.{OLD_NAMES.get(part, part)}"
+        return next((known for known in (self.prefix + name, name, self.prefix + old, old) if known in self.rest), None)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The weight in float32; it must have this shape. It is a copy: the file may be changed afterwards."""
+        found = self.find(name)
+        if found is None:
+            raise ValueError(f"{self.folder} has no weight {name!r}")
+        part = self.files[found].get_slice(found)
+        if tuple(part.get_shape()) != shape:
+            raise ValueError(f"{self.folder}: the weight {found!r} must be {list(shape)}, got {part.get_shape()}")
+        if part.get_dtype() not in FLOATS:
+            kinds = ", ".join(FLOATS)
+            raise ValueError(f"{self.folder}: the weight {found!r} must be one of {kinds}, got {part.get_dtype()}")
+        del self.rest[found]
+        weight: Tensor = self.files[found].get_tensor(found)
+        return weight.to(torch.float32, copy=True)
+
+    def take_output(self, tied: bool, tokens: Tensor) -> dict[str, Tensor]:
+        """The matrix from rows to logits, `[vocabulary, size]`; none if it is tied to the token embedding."""
+        if tied and self.find(OUTPUT) is None:
+            return {}
+        weight = self.take(OUTPUT, *tokens.shape)
+        if tied and not torch.equal(weight, tokens):
+            raise ValueError(f"{self.folder}: tie_word_embeddings is true, but {OUTPUT} is not the token embedding")
+        return {} if tied else {"read.weight": weight}
+
+    def check_rest(self, ignored: str) -> None:
+        """Raise if weights are left whose names do not match the pattern of ignored ones."""
+        rest = [name for name in self.rest if not re.search(ignored, name)]
+        if rest:
+            raise ValueError(f"{self.folder} has weights that the model does not use: {list_names(rest)}")
+
+
+@contextlib.contextmanager
+def open_weights(folder: Path, prefix: str = "") -> Iterator[Weights]:
+    """The weights of a folder, whole or in shards."""
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path, expected in shards(folder).items():
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{path} cannot be read: {error}") from None
+            names = set(file.keys())
+            missing = [name for name in expected if name not in names]
+            if missing:
+                raise ValueError(f"{path} lacks weights that {INDEX} assigns to it: {list_names(missing)}")
+            files.update(dict.fromkeys(sorted(names), file))
+        yield Weights(folder, prefix, files)
+
+
+def shards(folder: Path) -> dict[Path, list[str]]:
+    """The files with weights, and the names that an index assigns to each."""
+    if (folder / WHOLE).is_file():
+        return {folder / WHOLE: []}
+    if not (folder / INDEX).is_file():
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles:
+            raise ValueError(
+                f"{folder} has its weights in {pickles[0]}, which is a pickle and may run any code when it is read. "
+                f"Pickles are not supported: if you trust it, load it with transformers' from_pretrained and write "
+                f"{WHOLE} with save_pretrained"
+            )
+        raise FileNotFoundError(f"{folder} has no weights: neither {WHOLE} nor {INDEX}")
+    names = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ValueError(f"{folder / INDEX} must have a weight_map with the file of each weight")
+    files: dict[Path, list[str]] = {}
+    for name, file in names.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise ValueError(f"{folder / INDEX} must name safetensors files beside it, got {file!r} for {name!r}")
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{folder} has no {file}, which {INDEX} names")
+        files.setdefault(folder / file, []).append(name)
+    return files
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def list_names(names: Iterable[str], limit: int = 5) -> str:
+    """The first names, for an error message."""
+    every = list(names)
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return ", ".join(map(repr, every[:limit])) + more
