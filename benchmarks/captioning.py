@@ -42,11 +42,12 @@ from benchmarks.harness import (
     yes_no,
 )
 from benchmarks.harness import table as rows_table
+from regard.data.encoder_cache import cached_grids
 from regard.data.images import read_captions
 from regard.data.sentence_pairs import END, PADDING, START
 from regard.decoding import beam, forbid
 from regard.estimators import Captioner
-from regard.estimators.captioning.encoder import Kept, sight
+from regard.estimators.captioning.networks import make_encoder
 from regard.models.captioner import CaptionDecoder
 
 MODULE = "benchmarks.captioning"
@@ -179,8 +180,8 @@ def quality(data: Path, attention: str, epochs: int, features: Path, models: Pat
     dev = read_captions(folder / "captions.dev.tsv", folder / "images")
     captioner = Captioner(attention, epochs=epochs, cache=features, **SETTINGS)
     begin = time.perf_counter()
-    encoder, cached = sight(captioner.encoder, None), any(features.glob("*/*/*"))
-    Kept(encoder, train.images, features, progress=True)
+    encoder, cached = make_encoder(captioner.encoder, None), any(features.glob("*/*/*"))
+    cached_grids(train.images, encoder.eval(), features / type(encoder.encoder).__name__)
     encoding = time.perf_counter() - begin
     begin = time.perf_counter()
     captioner.fit(train.images, train.captions)

@@ -17,9 +17,9 @@ def seeded():
 @pytest.fixture
 def encoder():
     """An encoder whose grids are kept on disk; its running means are not those it was made with."""
-    from helpers.feature_cases import shaken
+    from helpers.feature_cases import trained_encoder
 
-    return shaken()
+    return trained_encoder()
 
 
 @pytest.fixture

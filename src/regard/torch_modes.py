@@ -1,9 +1,13 @@
-"""Where torch reads the program instead of running it: `torch.compile`, `torch.export`, `torch.func`.
+"""Modes of torch: compiling and transforming a program instead of running it, and `train` or `eval` of a model.
 
 There nothing can be decided by what numbers are, and loops that are not torch's cannot be seen into.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch import nn
 
 
 def compiling() -> bool:
@@ -21,3 +25,14 @@ def transforming() -> bool:
     ([True], False)
     """
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the `train` or `eval` mode of each module at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,24 +1,28 @@
-"""Grids from the disk are those of the encoder, and each is computed once."""
+"""Cached grids are those of the encoder, whatever happened to the run that wrote them; each is computed once."""
 
+import multiprocessing
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.feature_cases import Counting, Loud, computed, counted, photos
+from helpers.feature_cases import Counting, Scaled, compute_grids, count_new_grids, photos
 from numpy.testing import assert_array_equal
 from torch import nn
 from torch.testing import assert_close
 
+from regard import files
 from regard.data import encoder_cache as module
-from regard.data.encoder_cache import features, fingerprint
+from regard.data.encoder_cache import cached_grids, fingerprint
 
 
 @pytest.mark.usefixtures("small_files")
-def test_they_are_what_the_encoder_gives_and_are_computed_once(tmp_path, encoder):
+def test_cached_grids_are_those_of_the_encoder_and_are_computed_once(tmp_path, encoder):
     images = photos(tmp_path, 7)
-    found, seen = counted(encoder, images, encoder, tmp_path / "cache", half=False)
-    expected = computed(encoder, images)
+    found, seen = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
+    expected = compute_grids(encoder, images)
     assert (seen, len(found), found.shape) == (7, 7, (7, 5, 3, 3))
     assert_close(found[:], expected)
     assert_close(found[[5, 0, 5]], expected[[5, 0, 5]])
@@ -27,72 +31,72 @@ def test_they_are_what_the_encoder_gives_and_are_computed_once(tmp_path, encoder
     assert_close(found[-1], expected[-1])
     assert found[[]].shape == (0, 5, 3, 3)
     assert found[:].dtype == torch.float32
-    again, seen = counted(encoder, images[::-1], encoder, str(tmp_path / "cache"), half=False)
+    again, seen = count_new_grids(encoder, images[::-1], encoder, str(tmp_path / "cache"), half=False)
     assert seen == 0
     assert_close(again[:], expected.flip(0))
 
 
 @pytest.mark.usefixtures("small_files")
-def test_the_bar_counts_all_that_is_new(tmp_path, encoder, monkeypatch):
+def test_the_progress_bar_counts_new_images(tmp_path, encoder, monkeypatch):
     noted, old = [], photos(tmp_path, 2)
-    features(old, encoder, tmp_path / "cache")
+    cached_grids(old, encoder, tmp_path / "cache")
     monkeypatch.setattr(module.ProgressBar, "note", lambda bar, done, **numbers: noted.append((done, [*numbers])))
-    features([*old, *photos(tmp_path, 7, seed=1)], encoder, tmp_path / "cache")
+    cached_grids([*old, *photos(tmp_path, 7, seed=1)], encoder, tmp_path / "cache")
     assert noted == [(done, ["images/s"]) for done in (2, 3, 5, 6, 7)]
 
 
 @pytest.mark.usefixtures("small_files")
-def test_what_is_new_is_added_and_what_is_there_twice_is_computed_once(tmp_path, encoder):
+def test_new_images_are_added_and_duplicates_are_computed_once(tmp_path, encoder):
     old, new = photos(tmp_path, 4), photos(tmp_path, 5, seed=1)
     copy = tmp_path / "copy.png"
     copy.write_bytes(new[0].read_bytes())
-    features(old, encoder, tmp_path / "cache", half=False)
+    cached_grids(old, encoder, tmp_path / "cache", half=False)
     mixed = [new[0], old[2], *new[1:], copy, old[0]]
-    found, seen = counted(encoder, mixed, encoder, tmp_path / "cache", half=False)
+    found, seen = count_new_grids(encoder, mixed, encoder, tmp_path / "cache", half=False)
     assert seen == 5
-    assert_close(found[:], computed(encoder, mixed))
+    assert_close(found[:], compute_grids(encoder, mixed))
 
 
-def test_the_image_counts_not_its_name(tmp_path, encoder):
+def test_grids_are_found_by_content_not_by_name(tmp_path, encoder):
     one, other = photos(tmp_path, 2)
-    features([one, other], encoder, tmp_path / "cache", half=False)
+    cached_grids([one, other], encoder, tmp_path / "cache", half=False)
     one.write_bytes(photos(tmp_path, 1, seed=5)[0].read_bytes())
-    found, seen = counted(encoder, [one, other], encoder, tmp_path / "cache", half=False)
+    found, seen = count_new_grids(encoder, [one, other], encoder, tmp_path / "cache", half=False)
     assert seen == 1
-    assert_close(found[:], computed(encoder, [one, other]))
+    assert_close(found[:], compute_grids(encoder, [one, other]))
 
 
-def test_arrays_have_their_grids_too(tmp_path, encoder):
+def test_grids_of_arrays_are_cached(tmp_path, encoder):
     drawn = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
-    found, seen = counted(encoder, drawn, encoder, tmp_path, half=False)
+    found, seen = count_new_grids(encoder, drawn, encoder, tmp_path, half=False)
     assert seen == 3
-    assert_close(found[:], computed(encoder, drawn))
-    assert counted(encoder, list(drawn[1:]), encoder, tmp_path, half=False)[1] == 0
+    assert_close(found[:], compute_grids(encoder, drawn))
+    assert count_new_grids(encoder, list(drawn[1:]), encoder, tmp_path, half=False)[1] == 0
 
 
-def test_half_is_near_and_half_as_large(tmp_path, encoder):
+def test_float16_is_near_and_half_as_large(tmp_path, encoder):
     images = photos(tmp_path, 6)
-    half, whole = (features(images, encoder, tmp_path / "cache", half=way) for way in (True, False))
+    half, whole = (cached_grids(images, encoder, tmp_path / "cache", half=way) for way in (True, False))
     assert half[:].dtype == torch.float32
     assert_close(half[:], whole[:], rtol=2**-11, atol=2**-24)
     assert not torch.equal(half[:], whole[:])
-    assert half.parts[0].dtype == torch.float16
+    assert half.files[0].dtype == torch.float16
     sizes = sorted(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors"))
     assert len(sizes) == 2
-    assert abs(sizes[1] - sizes[0] - 6 * 5 * 3 * 3 * 2) <= 16  # but for the digits of the sizes in the files
+    assert abs(sizes[1] - sizes[0] - 6 * 5 * 3 * 3 * 2) <= 16  # headers may differ in a few digits
 
 
-def test_another_encoder_has_other_grids(tmp_path, encoder):
+def test_changed_weights_have_other_grids(tmp_path, encoder):
     images = photos(tmp_path, 3)
-    features(images, encoder, tmp_path / "cache")
+    cached_grids(images, encoder, tmp_path / "cache")
     with torch.no_grad():
         next(encoder.parameters())[0, 0, 0, 0] += 1
-    found, seen = counted(encoder, images, encoder, tmp_path / "cache", half=False)
+    found, seen = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
     assert seen == 3
-    assert_close(found[:], computed(encoder, images))
+    assert_close(found[:], compute_grids(encoder, images))
 
 
-def test_all_that_a_grid_depends_on_is_in_the_fingerprint(encoder):
+def test_the_fingerprint_depends_on_preparation_size_and_type(encoder):
     class Brighter(Counting):
         def prepare(self, images):
             return super().prepare(images) + 0.25
@@ -106,72 +110,201 @@ def test_all_that_a_grid_depends_on_is_in_the_fingerprint(encoder):
     assert len(prints) == 6
 
 
-def test_so_are_the_shapes_and_types_of_weights():
+def test_the_fingerprint_depends_on_shapes_and_types_of_weights():
     prints = set()
     for zeros in (torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, dtype=torch.float64)):
-        made = Loud(1.0)
+        made = Scaled(1.0)
         made.register_buffer("table", zeros)
         prints.add(fingerprint(made, True))
     assert len(prints) == 3
 
 
-def test_the_encoder_keeps_no_graph(tmp_path, encoder):
+def test_no_gradients_are_compute_grids(tmp_path, encoder):
     modes = []
     encoder.register_forward_hook(lambda *_: modes.append((torch.is_grad_enabled(), encoder.training)))
     images = photos(tmp_path, 3)
     for _ in range(2):  # computed, and compared
-        features(images, encoder.train(), tmp_path / "cache")
+        cached_grids(images, encoder.train(), tmp_path / "cache")
         assert modes[-1] == (False, False)
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux has /proc/self/maps")
 def test_files_are_mapped_into_memory(tmp_path, encoder):
-    found = features(photos(tmp_path, 2), encoder, tmp_path / "cache")
+    found = cached_grids(photos(tmp_path, 2), encoder, tmp_path / "cache")
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
     assert str(file) in Path("/proc/self/maps").read_text()
     before = found[:].clone()
-    found[:].zero_()  # what is given out is the caller's own
+    found[:].zero_()  # the returned tensor is a copy
     assert_array_equal(found[:], before)
 
 
-def test_modes_are_left_as_they_were(tmp_path, encoder):
+def test_the_modes_of_the_encoder_are_restored(tmp_path, encoder):
     encoder.train()
     encoder.blocks[1].eval()
     modes = [part.training for part in encoder.modules()]
     before = encoder.blocks[1].running_mean.clone()
-    features(photos(tmp_path, 2), encoder, tmp_path / "cache")
+    cached_grids(photos(tmp_path, 2), encoder, tmp_path / "cache")
     assert [part.training for part in encoder.modules()] == modes
     assert_close(encoder.blocks[1].running_mean, before, rtol=0, atol=0)
 
 
-class Bent(nn.Module):
-    """A layer, and what bends its numbers, which has no weights; `gain` is not said by its `repr`."""
+class Activated(nn.Module):
+    """A layer, and an activation without weights; `gain` is not in the `repr`."""
 
     image_size = 24
 
-    def __init__(self, layer, bend, gain=1.0):
+    def __init__(self, layer, activation, gain=1.0):
         super().__init__()
-        self.layer, self.bend, self.gain = layer, bend, gain
+        self.layer, self.activation, self.gain = layer, activation, gain
 
     def prepare(self, images):
         return torch.as_tensor(images).movedim(-1, 1).float() / 255
 
     def forward(self, image):
-        return self.gain * self.bend(self.layer(image))
+        return self.gain * self.activation(self.layer(image))
 
 
-def test_encoders_of_other_parts_never_share_grids(tmp_path):
+def test_encoders_with_other_modules_never_share_grids(tmp_path):
     layer = nn.Conv2d(3, 5, 3, 2)
-    first, second = Bent(layer, nn.ReLU()), Bent(layer, nn.Hardswish())
+    first, second = Activated(layer, nn.ReLU()), Activated(layer, nn.Hardswish())
     images = photos(tmp_path, 5)
-    features(images[:2], first, tmp_path / "kept", half=False)
-    features(images[2:], second, tmp_path / "kept", half=False)
-    assert_close(features(images, first, tmp_path / "kept", half=False)[:], computed(first, images))
+    cached_grids(images[:2], first, tmp_path / "cache", half=False)
+    cached_grids(images[2:], second, tmp_path / "cache", half=False)
+    assert_close(cached_grids(images, first, tmp_path / "cache", half=False)[:], compute_grids(first, images))
 
 
-def test_a_grid_of_each_file_is_made_anew(tmp_path):
+def test_a_grid_of_each_file_is_checked(tmp_path):
     layer, images = nn.Conv2d(3, 5, 3, 2), photos(tmp_path, 5)
-    features(images[:2], Bent(layer, nn.ReLU()), tmp_path / "kept")
-    features(images[2:], Bent(layer, nn.ReLU(), gain=2.0), tmp_path / "kept")
-    with pytest.raises(ValueError, match="holds grids that the encoder does not make now"):
-        features(images, Bent(layer, nn.ReLU()), tmp_path / "kept")
+    cached_grids(images[:2], Activated(layer, nn.ReLU()), tmp_path / "cache")
+    cached_grids(images[2:], Activated(layer, nn.ReLU(), gain=2.0), tmp_path / "cache")
+    with pytest.raises(ValueError, match="has other grids than the encoder computes now"):
+        cached_grids(images, Activated(layer, nn.ReLU()), tmp_path / "cache")
+
+
+def test_grids_of_another_encoder_in_the_folder_raise(tmp_path, encoder):
+    images = photos(tmp_path, 2)
+    cached_grids(images, encoder, tmp_path / "cache")
+    (mine,) = (tmp_path / "cache").iterdir()
+    with torch.no_grad():
+        next(encoder.parameters()).add_(1)
+    other = tmp_path / "cache" / f"Counting-{fingerprint(encoder, True)[:16]}"
+    mine.rename(other)
+    with pytest.raises(
+        ValueError, match=r"must have grids of the encoder .*, got those of .*: delete it, or use another folder"
+    ):
+        cached_grids(images, encoder, tmp_path / "cache")
+
+
+def test_an_error_names_a_broken_file(tmp_path, encoder):
+    images = photos(tmp_path, 2)
+    cached_grids(images, encoder, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"\.safetensors is broken .*: delete it, and its grids are computed again"):
+        cached_grids(images, encoder, tmp_path / "cache")
+    file.unlink()
+    assert count_new_grids(encoder, images, encoder, tmp_path / "cache")[1] == 2
+
+
+class Stopping(Counting):
+    """Its process is killed at some image."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def forward(self, image):
+        grid = super().forward(image)
+        if self.seen > self.after:
+            os._exit(9)
+        return grid
+
+
+def run_until_killed(images, folder, state):
+    """A run that is killed in the middle of its second file."""
+    module.GRIDS_PER_FILE, module.BATCH = 3, 2
+    torch.set_num_threads(1)
+    encoder = Stopping(after=2 + 3 + 1)
+    encoder.__class__.__name__ = encoder.__class__.__qualname__ = "Counting"
+    encoder.load_state_dict(state)
+    cached_grids(images, encoder, folder)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_killed_run_leaves_the_files_it_finished(tmp_path, encoder):
+    images = photos(tmp_path, 8)
+    arguments = ([str(path) for path in images], tmp_path / "cache", encoder.state_dict())
+    process = multiprocessing.get_context("spawn").Process(target=run_until_killed, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
+    found, seen = count_new_grids(encoder, images, encoder, tmp_path / "cache")
+    assert seen == 5
+    assert_close(found[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_grids_before_an_image_that_cannot_be_read_are_not_lost(tmp_path, encoder):
+    images = photos(tmp_path, 8)
+    images[5].write_bytes(images[5].read_bytes()[:60])
+    for _ in range(2):  # the second run would raise if the first had left a broken file
+        with pytest.raises(ValueError, match=r"photo-0-5\.png is cut short or broken"):
+            cached_grids(images, encoder, tmp_path / "cache")
+    del images[5]
+    found, written = count_new_grids(encoder, images, encoder, tmp_path / "cache")
+    assert written == 2  # the first file had three, the second was cut off after two
+    assert_close(found[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, encoder, monkeypatch):
+    images = photos(tmp_path, 2)
+
+    def broken(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", broken)
+    with pytest.raises(OSError, match="No space left"):
+        cached_grids(images, encoder, tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_old_temporary_files_are_removed_and_young_ones_left(tmp_path, encoder):
+    images = photos(tmp_path, 1)
+    cached_grids(images, encoder, tmp_path / "cache")
+    (place,) = (tmp_path / "cache").iterdir()
+    old, young = place / ".a.safetensors.0123abcd.tmp", place / ".b.safetensors.0123abcd.tmp"
+    for path in (old, young):
+        path.write_bytes(b"cut")
+    os.utime(old, (time.time() - 2 * files.LEFTOVER_AGE,) * 2)
+    cached_grids(images, encoder, tmp_path / "cache")
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_grids_that_are_not_finite_raise_with_their_image(tmp_path):
+    images = [np.zeros((8, 8), np.uint8), np.full((8, 8), 100, np.uint8)]
+    message = r"the grid of image 1 must be finite in float16, got values up to 100000: use half=False"
+    with pytest.raises(ValueError, match=message):
+        cached_grids(images, Scaled(1e3), tmp_path)
+    assert cached_grids(images, Scaled(1e3), tmp_path, half=False)[1].max() == 1e5
+    with pytest.raises(ValueError, match=r"the grid of image 0 must be finite, got values up to nan"):
+        cached_grids(images, Scaled(float("nan")), tmp_path / "other", half=False)
+
+
+def test_a_change_that_is_not_in_the_fingerprint_is_detected(tmp_path):
+    images = [np.full((8, 8), value, np.uint8) for value in (100, 50)]
+    cached_grids(images, Scaled(1.0), tmp_path)
+    assert cached_grids(images, Scaled(1.001), tmp_path)[1].max() == 50
+    with pytest.raises(
+        ValueError, match=r"has other grids than the encoder computes now \(difference 5\): something other"
+    ):
+        cached_grids([np.zeros((8, 8), np.uint8), *images], Scaled(1.05), tmp_path)
+
+
+def test_invalid_arguments_raise(tmp_path, encoder):
+    with pytest.raises(ValueError, match="images must have at least one image, got none"):
+        cached_grids([], encoder, tmp_path)
+    with pytest.raises(TypeError, match="encoder must have image_size and prepare, but Conv2d has no image_size"):
+        cached_grids(["a.png"], nn.Conv2d(3, 3, 3), tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no image .*a\.png"):
+        cached_grids([tmp_path / "a.png"], encoder, tmp_path)

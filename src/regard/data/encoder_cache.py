@@ -1,145 +1,157 @@
-"""Grids of images, computed once by an encoder that is not trained, and kept on disk.
+"""Grids of images by an encoder that is not trained, computed once and cached on disk.
 
-    features(images, encoder, folder)[rows]  =  encoder(prepare(read_image(image))) of those rows
+    cached_grids(images, encoder, folder)[rows]  =  encoder(prepare(read_image(image))) of those rows
 
-A row is found by what is in its image and by which encoder made it: the folder has a folder for each encoder, named by
-a hash of its weights and of what it does to pixels; in that are files of some hundred grids with the hashes of their
-images. So another folder of photos, another order or another encoder never gets a grid that is not its own.
+A grid is found by the content of its image and by its encoder. The folder has a subfolder for each encoder, named by a
+hash of its weights and of how it scales pixels. In it are files of some hundred grids, with the hashes of their images.
+So another folder of photos, another order or another encoder never gets a wrong grid.
 
-A file is written under a temporary name and then renamed, and never changed: a run that is killed keeps all files that
-it finished, and the next one goes on from there. Two runs at once do no harm. Files are safetensors, mapped into
-memory: what is not looked at is not read.
+Files are written atomically and never changed: a killed run leaves the files that it finished, and the next run
+continues from there. Two runs at the same time do no harm. Files are safetensors, mapped into memory: only grids that
+are used are read.
 
-Grids are stored in float16 unless told otherwise, which halves the files and rounds each number by at most 1 in 2048 of
-it; what is given out is float32.
+By default grids are stored in float16, which halves the files and rounds each number by at most 1/2048 of it. The grids
+that are returned are float32.
 """
 
 import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.data.images import read_image, read_images
+from regard.data.images import ImageSource, read_image, read_images
 from regard.files import atomic_write, remove_leftovers
-from regard.models.image_encoders import check_grid, evaluating
+from regard.models.image_encoders import check_grid, eval_mode
 from regard.progress import ProgressBar
 
-Array = Any
 FORMAT = "1"
-"""Changes where images are read otherwise, or files written otherwise, than before."""
-IN_FILE, AT_ONCE = 256, 16
+"""Must change if images are read, or files written, in another way."""
+GRIDS_PER_FILE, BATCH = 256, 16
 """Grids in a file, and images that go through the encoder together."""
-NEAR = 0.01
-"""How much grids of one image may differ by rounding, as a share of the largest number in them."""
+TOLERANCE = 0.01
+"""The largest difference of two grids of one image by rounding, relative to their largest number."""
 
 
-class Features:
-    """Grids of images, in the images' order, read from disk as they are asked for.
+class CachedGrids:
+    """Grids of images, in the order of the images, read from disk when they are used.
 
-    `features[rows]` is float32 [len(rows), channels, height, width] for numbers, a slice or an array of rows, in memory
-    a cell after the other.
+    `grids[rows]` is float32 [len(rows), channels, height, width] for a slice or an array of rows, in channels-last
+    memory format.
     """
 
-    def __init__(self, parts: Sequence[Tensor], places: Array) -> None:
-        self.parts, self.places = parts, places  # [n, height, width, channels] each; [count, 2] part and row
-        height, width, channels = parts[0].shape[1:]
-        self.shape = (len(places), channels, height, width)
+    def __init__(self, files: Sequence[Tensor], location: NDArray[np.int64]) -> None:
+        self.files = files  # [n, height, width, channels] each
+        self.location = location  # [images, 2]  file, and row in it
+        height, width, channels = files[0].shape[1:]
+        self.shape = (len(location), channels, height, width)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.location)
 
-    def __getitem__(self, rows: Any) -> Tensor:
+    def __getitem__(self, rows: int | slice | Sequence[int] | NDArray[np.int64] | Tensor) -> Tensor:
         chosen = np.arange(len(self))[rows]
         if chosen.ndim == 0:
             return self[[int(chosen)]][0]
         _, channels, height, width = self.shape
-        grid = torch.empty(len(chosen), height, width, channels)
-        for to, (part, row) in zip(grid, self.places[chosen], strict=True):
-            to.copy_(self.parts[part][row])
-        return grid.movedim(-1, 1)
+        grids = torch.empty(len(chosen), height, width, channels)
+        for grid, (file, row) in zip(grids, self.location[chosen], strict=True):
+            grid.copy_(self.files[file][row])
+        return grids.movedim(-1, 1)  # [rows, channels, height, width]
 
 
-def features(
-    images: Sequence[Any], encoder: nn.Module, folder: str | Path, *, half: bool = True, progress: bool = True
-) -> Features:
-    """The grids of images, from the folder where they are there, else computed and put there.
+class Cache(NamedTuple):
+    """The cached grids of one encoder."""
+
+    encoder: nn.Module
+    folder: Path
+    fingerprint: str
+    half: bool
+
+
+def cached_grids(
+    images: Sequence[ImageSource], encoder: nn.Module, folder: str | Path, *, half: bool = True, progress: bool = True
+) -> CachedGrids:
+    """The grids of images, from the folder; those that are not there are computed and written to it.
 
     images     paths or arrays, as for `read_image`
     encoder    one with `image_size` and `prepare`, as in `regard.models.image_encoders`; no gradients are computed
     half       whether to store float16
     """
     if not len(images):
-        raise ValueError("images must be at least one, got none")
-    for needed in ("image_size", "prepare"):
-        if not hasattr(encoder, needed):
-            raise TypeError(
-                f"features need an encoder with image_size and prepare, {type(encoder).__name__} has no {needed}"
-            )
+        raise ValueError("images must have at least one image, got none")
+    for name in ("image_size", "prepare"):
+        if not hasattr(encoder, name):
+            raise TypeError(f"encoder must have image_size and prepare, but {type(encoder).__name__} has no {name}")
     check_grid(encoder)
-    made_by = fingerprint(encoder, half)
-    place = Path(folder) / f"{type(encoder).__name__}-{made_by[:16]}"
-    place.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(place)
-    keys = [key_of(image, encoder.image_size) for image in images]  # type: ignore[arg-type]
-    known = {key for _, found in stored(place, made_by) for key in found}
-    missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
-    with ProgressBar("features", len(missing), shown=progress) as bar:
-        began = time.perf_counter()
-        for start in range(0, len(missing), IN_FILE):
-            part = dict(list(missing.items())[start : start + IN_FILE])
-            grids: list[Tensor] = []
-            try:
-                for grid in encoded(part, encoder, half):
-                    grids.append(grid)
-                    done = start + sum(map(len, grids))
-                    bar.note(done=done, **{"images/s": done / (time.perf_counter() - began)})
-            finally:  # an image that cannot be read, or a reader who has had enough, costs no more than itself
-                if grids:
-                    write(place, made_by, list(part)[: sum(map(len, grids))], torch.cat(grids))
-    parts: list[Tensor] = []
-    at: dict[str, tuple[int, int]] = {}
-    for number, (grids_of, found) in enumerate(stored(place, made_by)):
-        parts.append(grids_of)
-        at |= {key: (number, row) for row, key in enumerate(found)}
-    made = Features(parts, np.array([at[key] for key in keys]))
+    digest = fingerprint(encoder, half)
+    cache = Cache(encoder, Path(folder) / f"{encoder_name(encoder)}-{digest[:16]}", digest, half)
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(cache.folder)
+    keys = [image_hash(image, encoder.image_size) for image in images]  # type: ignore[arg-type]
+    known = {key for _, stored in read_files(cache) for key in stored}
+    add_grids(cache, {key: image for key, image in zip(keys, images, strict=True) if key not in known}, progress)
+    files: list[Tensor] = []
+    location: dict[str, tuple[int, int]] = {}
+    for number, (grids, stored) in enumerate(read_files(cache)):
+        files.append(grids)
+        location |= {key: (number, row) for row, key in enumerate(stored)}
+    cached = CachedGrids(files, np.array([location[key] for key in keys]))
     checked: set[int] = set()
     for row, key in enumerate(keys):
-        number, _ = at[key]
+        number, _ = location[key]
         if key in known and number not in checked:
-            compare(made[row], next(encoded({key: images[row]}, encoder, half))[0], place)
+            check_cached(cached[row], next(encode(cache, {key: images[row]}))[0], cache.folder)
             checked.add(number)
-    return made
+    return cached
 
 
-def compare(kept: Tensor, fresh: Tensor, place: Path) -> None:
-    """A grid of each file is made anew: what an encoder does may depend on more than its parts and weights."""
-    kept = kept.movedim(0, -1)
-    off = (kept - fresh.float()).abs().max() if kept.shape == fresh.shape else math.inf
-    if off > NEAR * kept.abs().max():
+def add_grids(cache: Cache, missing: Mapping[str, ImageSource], progress: bool) -> None:
+    """Compute the grids of images, by the images' hashes, and write them to the folder."""
+    with ProgressBar("encoding images", len(missing), shown=progress) as bar:
+        start_time = time.perf_counter()
+        for start in range(0, len(missing), GRIDS_PER_FILE):
+            part = dict(list(missing.items())[start : start + GRIDS_PER_FILE])
+            grids: list[Tensor] = []
+            try:
+                for batch in encode(cache, part):
+                    grids.append(batch)
+                    done = start + sum(map(len, grids))
+                    bar.note(done=done, **{"images/s": done / (time.perf_counter() - start_time)})
+            finally:  # on an image that cannot be read, or an interrupt, the grids before it are not lost
+                if grids:
+                    write_file(cache, list(part)[: sum(map(len, grids))], torch.cat(grids))
+
+
+def check_cached(cached: Tensor, computed: Tensor, folder: Path) -> None:
+    """Compare one grid of each file with a new one: an encoder may depend on more than its modules and weights."""
+    cached = cached.movedim(0, -1)  # [height, width, channels]
+    error = (cached - computed.float()).abs().max() if cached.shape == computed.shape else math.inf
+    if error > TOLERANCE * cached.abs().max():
         raise ValueError(
-            f"{place} holds grids that the encoder does not make now, off by {off:.3g}: something besides its weights"
-            " has changed. Delete the folder, or give another"
+            f"{folder} has other grids than the encoder computes now (difference {error:.3g}): something other than"
+            " its weights has changed. Delete the folder, or use another"
         )
 
 
 def fingerprint(encoder: nn.Module, half: bool) -> str:
-    """A hash of what a stored grid depends on but the image: parts, weights, sizes, scaling of pixels, rounding."""
+    """A hash of all that a cached grid depends on besides the image: modules, weights, sizes, scaling, rounding."""
     digest = hashlib.sha256()
 
     def add(name: str, tensor: Tensor) -> None:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
-    digest.update(f"{FORMAT} {type(encoder).__qualname__} {encoder.image_size} {half} {encoder}".encode())
+    digest.update(f"{FORMAT} {encoder_name(encoder)} {encoder.image_size} {half} {encoder}".encode())
     ramp = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
     add("prepare", encoder.prepare(ramp))  # type: ignore[operator]
     for name, tensor in encoder.state_dict().items():
@@ -147,54 +159,62 @@ def fingerprint(encoder: nn.Module, half: bool) -> str:
     return digest.hexdigest()
 
 
-def key_of(image: Any, size: int) -> str:
-    """A hash of an image: of the file as it is, or of the pixels that the encoder would see."""
+def encoder_name(encoder: nn.Module) -> str:
+    """The name of an encoder's class, or the name that it has in its `repr` instead."""
+    name: str = encoder._get_name()  # type: ignore[no-untyped-call]
+    return name
+
+
+def image_hash(image: ImageSource, size: int) -> str:
+    """A hash of an image: of its file, or of the pixels that the encoder gets."""
     if isinstance(image, str | os.PathLike) and Path(image).is_file():
         with Path(image).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return hashlib.sha256(read_image(image, size).tobytes()).hexdigest()
 
 
-def encoded(images: dict[str, Any], encoder: nn.Module, half: bool) -> Iterator[Tensor]:
-    """Grids [n, height, width, channels] of some images at a time, as they are to be stored."""
-    like = next(encoder.parameters(), torch.empty(0))
+def encode(cache: Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]:
+    """Batches of grids [n, height, width, channels], in the type in which they are stored."""
+    encoder, dtype = cache.encoder, torch.float16 if cache.half else torch.float32
+    device = next(encoder.parameters(), torch.empty(0)).device
     sources = list(images.values())
-    for start in range(0, len(sources), AT_ONCE):
-        some = sources[start : start + AT_ONCE]
+    for start in range(0, len(sources), BATCH):
+        some = sources[start : start + BATCH]
         prepared = encoder.prepare(read_images(some, encoder.image_size))  # type: ignore[operator, arg-type]
-        with evaluating(encoder), torch.inference_mode():
-            grid = encoder(prepared.to(like.device)).float().cpu().movedim(1, -1)
-        kept = grid.to(torch.float16 if half else torch.float32).contiguous()
-        for number, fine in enumerate(kept.isfinite().flatten(1).all(1).tolist()):
-            if not fine:
-                named = some[number] if isinstance(some[number], str | os.PathLike) else f"image {start + number}"
-                most = float(grid[number].abs().max())
+        with eval_mode(encoder), torch.inference_mode():
+            grids = encoder(prepared.to(device)).float().cpu().movedim(1, -1)  # [n, height, width, channels]
+        stored: Tensor = grids.to(dtype).contiguous()
+        for number, is_finite in enumerate(stored.isfinite().flatten(1).all(1).tolist()):
+            if not is_finite:
+                source, grid = some[number], grids[number]
+                name = source if isinstance(source, str | os.PathLike) else f"image {start + number}"
                 raise ValueError(
-                    f"the grid of {named} must be finite{' in float16' if half else ''}, got values up to {most:g}"
-                    + (": use half=False" if half and grid[number].isfinite().all() else "")
+                    f"the grid of {name} must be finite{' in float16' if cache.half else ''}, got values up to"
+                    f" {float(grid.abs().max()):g}"
+                    + (": use half=False" if cache.half and grid.isfinite().all() else "")
                 )
-        yield kept
+        yield stored
 
 
-def write(place: Path, made_by: str, keys: list[str], grids: Tensor) -> None:
-    """A file of grids and their images' hashes: whole, or not there."""
+def write_file(cache: Cache, keys: list[str], grids: Tensor) -> None:
+    """Write a file of grids and the hashes of their images."""
     name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
-    numbers = torch.tensor([list(bytes.fromhex(key)) for key in keys], dtype=torch.uint8)
-    with atomic_write(place / f"{name}.safetensors", sync=True) as temporary:
-        save_file({"grids": grids, "keys": numbers}, temporary, {"format": FORMAT, "encoder": made_by})
+    hashes = torch.tensor([list(bytes.fromhex(key)) for key in keys], dtype=torch.uint8)  # [n, 32]
+    with atomic_write(cache.folder / f"{name}.safetensors", sync=True) as temporary:
+        save_file({"grids": grids, "keys": hashes}, temporary, {"format": FORMAT, "encoder": cache.fingerprint})
 
 
-def stored(place: Path, made_by: str) -> Iterator[tuple[Tensor, list[str]]]:
-    """All grids of an encoder, mapped into memory, and their images' hashes."""
-    for path in sorted(place.glob("*.safetensors")):
+def read_files(cache: Cache) -> Iterator[tuple[Tensor, list[str]]]:
+    """All grids of an encoder, mapped into memory, and the hashes of their images, file by file."""
+    for path in sorted(cache.folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                said, grids, keys = file.metadata() or {}, file.get_tensor("grids"), file.get_tensor("keys")
+                metadata, grids, keys = file.metadata() or {}, file.get_tensor("grids"), file.get_tensor("keys")
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is broken ({error}): delete it, and its grids are computed again") from None
-        if said.get("encoder") != made_by:
+        if metadata.get("encoder") != cache.fingerprint:
             raise ValueError(
-                f"{path} holds grids of another encoder, {str(said.get('encoder'))[:16]}, where those of {made_by[:16]}"
-                " belong: delete it, or give another folder"
+                f"{path} must have grids of the encoder {cache.fingerprint[:16]}, got those of"
+                f" {str(metadata.get('encoder'))[:16]}: delete it, or use another folder"
             )
         yield grids, [bytes(key).hex() for key in keys.numpy()]

@@ -1,39 +1,49 @@
-"""Images in, and the captions that belong to them.
+"""Images, and the captions that belong to them.
 
-    read_image(path, size)          any image that Pillow reads → uint8 [size, size, 3]: the middle square of it, scaled
-    read_captions(path, folder)     a table of image and caption, several lines an image → paths, and their captions
+    read_image(path, size)            any image that Pillow reads → uint8 [size, size, 3]: its middle square, scaled
+    read_captions(path, folder)       a table of images and captions → paths and their captions
+    match_captions(images, captions)  the images that have captions, and these
+    CaptionBatches(…)                 tokens of captions of similar length, each with the index of its image
 
-What an image looks like to a viewer is what is read: it is turned as its camera says (EXIF), what is transparent stands
-on white, 16 bits become 8, and grey has three equal channels.
+An image is read as a viewer shows it: rotated by its EXIF tag, on white where it is transparent, with 8 bits and three
+channels.
 """
 
 import csv
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from regard.data.sentence_pairs import END, START, padded
 from regard.data.tables import INSTALL, quote_names
 from regard.data.text import read_text
 
 if TYPE_CHECKING:
     from PIL import Image
+    from tokenizers import Tokenizer
 
-Array = Any
-MOST_PIXELS = 80_000_000
-"""More are refused: a file of some kilobytes may say that it has so many that no memory holds them."""
+ImageSource: TypeAlias = "str | os.PathLike[str] | NDArray[np.generic] | Image.Image"
+Pixels: TypeAlias = NDArray[np.uint8]
+
+MAX_PIXELS = 80_000_000
+"""Larger images raise an error: a file of some kilobytes may claim more pixels than fit into memory."""
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 LISTED = 5
-"""Names that a message gives, of many."""
+"""The number of names that a message lists."""
 
 
-def pillow() -> Any:
-    """The package's modules, or what to do without it."""
+def import_pillow() -> ModuleType:
+    """The package Pillow; an error says how to install it."""
     try:
         import PIL.Image
         import PIL.ImageOps
@@ -42,7 +52,7 @@ def pillow() -> Any:
     return PIL
 
 
-def read_image(source: Any, size: int) -> Array:
+def read_image(source: ImageSource, size: int) -> Pixels:
     """The middle square of an image, scaled to uint8 [size, size, 3].
 
     source   a path, a Pillow image, or an array [height, width, 3] or [height, width]: uint8, or floats in 0..1
@@ -53,115 +63,115 @@ def read_image(source: Any, size: int) -> Array:
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
-    package = pillow()
+    package = import_pillow()
     if isinstance(source, str | os.PathLike):
-        return of_file(Path(source), size, package)
+        return read_image_file(Path(source), size, package)
     if isinstance(source, package.Image.Image):
-        return fitted(opaque(source, "the image", package), size, package)
-    return fitted(package.Image.fromarray(bytes_of(source)), size, package)
+        return scale_middle(to_opaque(source, "the image", package), size, package)
+    return scale_middle(package.Image.fromarray(as_uint8(np.asarray(source))), size, package)
 
 
-def read_images(sources: Sequence[Any], size: int) -> Array:
-    """Several images, [count, size, size, 3], some at a time."""
+def read_images(sources: Sequence[ImageSource], size: int) -> Pixels:
+    """Several images, [count, size, size, 3], read by several threads."""
     if not len(sources):
         return np.empty((0, size, size, 3), np.uint8)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow lets other threads run while it decodes
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
         return np.stack(list(pool.map(read_image, sources, repeat(size))))
 
 
-def of_file(path: Path, size: int, package: Any) -> Array:
-    """The image of a file; an error names it, and says what to do."""
+def read_image_file(path: Path, size: int, package: ModuleType) -> Pixels:
+    """The image in a file; an error names the file and says what to do."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; an image is a file")
     if not path.exists():
         raise FileNotFoundError(f"there is no image {path}")
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty: fetch or copy the image again")
-    pixels = package.Image
+    pillow = package.Image
     try:
-        with pixels.open(path) as image:
-            refuse_huge(path, image.width * image.height)
-            image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a half, a quarter or an eighth
-            return fitted(opaque(image, str(path), package), size, package)
-    except (pixels.DecompressionBombError, pixels.DecompressionBombWarning) as error:
-        said = re.search(r"\d+", str(error))
-        refuse_huge(path, int(said[0]) if said else 2 * MOST_PIXELS)
-        raise RefusedError(f"{path} is refused by Pillow's own limit: {error}") from None
+        with pillow.open(path) as image:
+            check_pixels(path, image.width * image.height)
+            image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size
+            return scale_middle(to_opaque(image, str(path), package), size, package)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        count = re.search(r"\d+", str(error))
+        check_pixels(path, int(count[0]) if count else 2 * MAX_PIXELS)
+        raise ImageError(f"{path} exceeds Pillow's own limit: {error}") from None
     except package.UnidentifiedImageError:
-        raise ValueError(f"{path} is no image that Pillow can read: convert it to PNG or JPEG") from None
-    except (RefusedError, MemoryError):
+        raise ValueError(f"{path} is not an image that Pillow can read: convert it to PNG or JPEG") from None
+    except (ImageError, MemoryError):
         raise
-    except Exception as error:  # a broken file makes Pillow's readers fail in ways of their own
+    except Exception as error:  # Pillow raises errors of many types on broken files
         raise ValueError(f"{path} is cut short or broken: fetch or copy it again ({error})") from None
 
 
-class RefusedError(ValueError):
-    """Ours, and not one of Pillow's."""
+class ImageError(ValueError):
+    """An error with a message of ours, as distinct from Pillow's errors."""
 
 
-def refuse_huge(path: Path, pixels: int) -> None:
-    """Before anything is decoded."""
-    if pixels > MOST_PIXELS:
-        raise RefusedError(f"{path} has {pixels:,} pixels; at most {MOST_PIXELS:,} are read: scale it down")
+def check_pixels(path: Path, pixels: int) -> None:
+    """Raise on too many pixels, before any is decoded."""
+    if pixels > MAX_PIXELS:
+        raise ImageError(f"{path} must have at most {MAX_PIXELS:,} pixels, got {pixels:,}: scale it down")
 
 
-def opaque(image: "Image.Image", name: str, package: Any) -> "Image.Image":
-    """The image turned as it is to be seen, in RGB, on white where it is transparent."""
+def to_opaque(image: "Image.Image", name: str, package: ModuleType) -> "Image.Image":
+    """The image rotated by its EXIF tag, in RGB, on white where it is transparent."""
     image = package.ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
-        return package.Image.fromarray(eight_bits(image, name))  # type: ignore[no-any-return]
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    over = image.convert("RGBA")
-    white = package.Image.new("RGBA", over.size, "white")
-    return package.Image.alpha_composite(white, over).convert("RGB")  # type: ignore[no-any-return]
+        opaque: Image.Image = package.Image.fromarray(to_eight_bits(image, name))
+    elif not image.has_transparency_data:
+        opaque = image.convert("RGB")
+    else:
+        over = image.convert("RGBA")
+        white = package.Image.new("RGBA", over.size, "white")
+        opaque = package.Image.alpha_composite(white, over).convert("RGB")
+    return opaque
 
 
-def eight_bits(image: "Image.Image", name: str) -> Array:
-    """Grey in 16 bits, or in floats from 0 to 1, as uint8 [height, width]."""
+def to_eight_bits(image: "Image.Image", name: str) -> Pixels:
+    """A grey image with 16 bits, or with floats from 0 to 1, as uint8 [height, width]."""
     values = np.asarray(image)
-    top = 1.0 if image.mode == "F" else 65535.0
+    maximum = 1.0 if image.mode == "F" else 65535.0
     low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= top):  # NaN is refused too
-        raise RefusedError(f"{name} must have values from 0 to {top:g}, got {low:g} to {high:g}: save it with 8 bits")
-    return np.rint(values * (255.0 / top)).astype(np.uint8)
+    if not (low >= 0 and high <= maximum):  # also raises on NaN
+        raise ImageError(f"{name} must have values from 0 to {maximum:g}, got {low:g} to {high:g}: save it with 8 bits")
+    return np.rint(values * (255.0 / maximum)).astype(np.uint8)
 
 
-def fitted(image: "Image.Image", size: int, package: Any) -> Array:
-    """The middle square, scaled: the short side becomes `size`, and of the long one the ends are cut."""
+def scale_middle(image: "Image.Image", size: int, package: ModuleType) -> Pixels:
+    """The middle square, scaled: the short side becomes `size`, and the ends of the long side are cut off."""
     side = min(image.size)
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (left, top, left + side, top + side)
-    square = image.convert("RGB").resize((size, size), package.Image.Resampling.BICUBIC, box=box)
-    return np.asarray(square)
+    return np.asarray(image.convert("RGB").resize((size, size), package.Image.Resampling.BICUBIC, box=box))
 
 
-def bytes_of(values: Any) -> Array:
-    """An array as uint8; one that may mean something else is refused."""
-    array = np.asarray(values)
-    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
-    kind = array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating)
-    if fits and kind and array.size:
+def as_uint8(array: NDArray[Any]) -> Pixels:
+    """An array as uint8 pixels; raises if its shape, type or range is not that of an image."""
+    has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    has_type = array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating)
+    if has_shape and has_type and array.size:
         if array.dtype == np.uint8:
             return np.ascontiguousarray(array)
         if array.min() >= 0 and array.max() <= 1:
             return np.rint(array * 255.0).astype(np.uint8)
-    spread = ""
+    bounds = ""
     if array.size and np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array):
-        spread = f", from {array.min():g} to {array.max():g}"
+        bounds = f", from {array.min():g} to {array.max():g}"
     raise ValueError(
         "an image must be [height, width, 3] or [height, width], uint8 or floats from 0 to 1,"
-        f" got {array.dtype} of shape {list(array.shape)}{spread}"
+        f" got {array.dtype} of shape {list(array.shape)}{bounds}"
     )
 
 
 class LeftOut(NamedTuple):
-    """What of a table and a folder could not be used."""
+    """The parts of a table and a folder that cannot be used."""
 
-    captions: int  # how many have no image
+    captions: int  # the number of captions without an image
     missing: list[str]  # the images that they name
-    images: list[str]  # in the folder, without a caption
-    blank: list[int]  # lines whose caption is empty
+    images: list[str]  # images in the folder without a caption
+    blank: list[int]  # lines with an empty caption
 
     def __str__(self) -> str:
         parts = (
@@ -169,10 +179,10 @@ class LeftOut(NamedTuple):
             (self.images, f"{len(self.images)} images without a caption ({quote_names(self.images, LISTED)})"),
             (self.blank, f"{len(self.blank)} empty captions (the first in line {self.blank[0]})" if self.blank else ""),
         )
-        return ", ".join(said for found, said in parts if found)
+        return ", ".join(text for part, text in parts if part)
 
 
-class Captions(NamedTuple):
+class CaptionTable(NamedTuple):
     """Images, each with one or more captions, in the order of the table."""
 
     images: list[Path]
@@ -180,51 +190,52 @@ class Captions(NamedTuple):
     left_out: LeftOut
 
 
-def read_captions(path: str | Path, folder: str | Path) -> Captions:
-    """A table of images and captions, by tabs or commas, a caption a line; several lines may name one image.
+def read_captions(path: str | Path, folder: str | Path) -> CaptionTable:
+    """Read a table of images and captions, separated by tabs or commas, one caption per line.
 
-    The columns are image and caption, in this order, or as a first line names them. Between tabs a caption is taken as
-    it stands; between commas one with a comma or a quotation mark in it is quoted. `#0` behind an image's name counts
-    its captions, and is dropped. Images are named from `folder`; what has none, or no caption, is said in `left_out`.
+    The columns are image and caption, in this order, or as a header names them. Several lines may name one image.
+    Between tabs a caption is taken as it is; between commas, one with a comma or a quotation mark must be quoted. A
+    `#0` after the name of an image is the number of its caption, and is dropped. Names of images are relative to
+    `folder`. `left_out` has images without captions, and captions without images.
 
     >>> import tempfile
     >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "dog.jpg").write_bytes(b"")
-    ...     table = Path(folder, "captions.tsv")
-    ...     _ = table.write_text("dog.jpg\\ta dog\\ndog.jpg\\tit runs\\ngone.jpg\\ta cat\\n")
-    ...     found = read_captions(table, folder)
-    >>> found.captions, found.left_out.missing
+    ...     path = Path(folder, "captions.tsv")
+    ...     _ = path.write_text("dog.jpg\\ta dog\\ndog.jpg\\tit runs\\ngone.jpg\\ta cat\\n")
+    ...     table = read_captions(path, folder)
+    >>> table.captions, table.left_out.missing
     ([['a dog', 'it runs']], ['gone.jpg'])
     """
     path, folder = Path(path), Path(folder)
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is no folder; the images of {path} must be in one")
-    found: dict[str, list[str]] = {}
+        raise NotADirectoryError(f"{folder} is not a folder; it must be the folder of the images in {path}")
+    by_image: dict[str, list[str]] = {}
     blank = []
-    for line, name, caption in captions_in(path):
-        said = found.setdefault(re.sub(r"#\d+$", "", name.strip()), [])
+    for line, name, caption in table_lines(path):
+        captions = by_image.setdefault(re.sub(r"#\d+$", "", name.strip()), [])
         if caption.strip():
-            said.append(caption.strip())
+            captions.append(caption.strip())
         else:
             blank.append(line)
-    missing = [name for name, said in found.items() if said and not (folder / name).is_file()]
-    used = {name: said for name, said in found.items() if said and name not in set(missing)}
-    there = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES)
+    missing = [name for name, captions in by_image.items() if captions and not (folder / name).is_file()]
+    used = {name: captions for name, captions in by_image.items() if captions and name not in set(missing)}
+    files = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES)
     named = {Path(name) for name in used}
-    idle = [str(file) for file in there if file not in named]
-    left = LeftOut(sum(len(found[name]) for name in missing), missing, idle, blank)
+    without = [str(file) for file in files if file not in named]
+    left_out = LeftOut(sum(len(by_image[name]) for name in missing), missing, without, blank)
     if not used:
-        raise ValueError(f"no image in {folder} has a caption in {path}: {left}")
-    return Captions([folder / name for name in used], list(used.values()), left)
+        raise ValueError(f"no image in {folder} has a caption in {path}: {left_out}")
+    return CaptionTable([folder / name for name in used], list(used.values()), left_out)
 
 
-def captions_in(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, image and caption."""
+def table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line number, image and caption."""
     image, caption, count = 0, 1, 2
-    for place, (line, row) in enumerate(rows_of(path)):
+    for index, (line, row) in enumerate(table_rows(path)):
         names = [cell.strip().lower() for cell in row]
-        if place == 0 and {"image", "caption"} <= set(names):
+        if index == 0 and {"image", "caption"} <= set(names):
             image, caption, count = names.index("image"), names.index("caption"), len(names)
             continue
         if len(row) != count:
@@ -235,8 +246,8 @@ def captions_in(path: Path) -> Iterator[tuple[int, str, str]]:
         yield line, row[image], row[caption]
 
 
-def rows_of(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line and cells of what is not blank, between tabs where the first line has one, else between commas."""
+def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of lines that are not blank: between tabs if the first line has one, else commas."""
     lines = read_text(path).split("\n")
     if "\t" in next(line for line in lines if line.strip()):
         yield from ((number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip())
@@ -247,4 +258,155 @@ def rows_of(path: Path) -> Iterator[tuple[int, list[str]]]:
             if any(cell.strip() for cell in row):
                 yield reader.line_num, row
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark left open?") from None
+        raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark not closed?") from None
+
+
+def as_images(images: Sequence[ImageSource]) -> Sequence[ImageSource]:
+    """Several images by index: paths, arrays, or one array of all.
+
+    >>> import pandas as pd
+    >>> as_images(pd.Series(["a.jpg", "b.jpg"], index=[1, 0]))[0]
+    'a.jpg'
+    """
+    if isinstance(images, str | bytes) or not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):
+        raise TypeError(f"images must be a list of paths or arrays, got {type(images).__name__}: put one in a list")
+    shape = getattr(images, "shape", None)
+    if shape is not None and len(shape) in (2, 3):
+        raise ValueError(f"images must be [count, height, width, 3], got one array of shape {list(shape)}")
+    return images if shape is not None and len(shape) == 4 else list(images)
+
+
+class SkippedCaptions(TypedDict, total=False):
+    """What a captioner did not learn from. The names are part of the format of saved models."""
+
+    images: list[int]  # the indices of images without a caption
+    blank: int  # captions, and so on
+    unscored: int  # validation images whose captions have no word
+    long: int
+    empty: int
+
+
+class CaptionedImages(NamedTuple):
+    """The images that have captions."""
+
+    indices: list[int]
+    captions: list[list[str]]  # one or more of each image
+    skipped: SkippedCaptions
+
+
+def match_captions(
+    images: Sequence[ImageSource], captions: Sequence[str | Sequence[str | None] | None]
+) -> CaptionedImages:
+    """The images that have captions, and these.
+
+    captions   for each image a text, or several; None, NaN and blank texts are skipped
+    """
+    images = as_images(images)
+    if isinstance(captions, str) or not hasattr(captions, "__len__"):
+        raise TypeError("captions must be a list: for each image a text, or a list of texts")
+    if len(images) != len(captions):
+        raise ValueError(f"images and captions must have the same length, got {len(images)} and {len(captions)}")
+    matched = CaptionedImages([], [], {"images": [], "blank": 0})
+    for index, given in enumerate(captions):
+        several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+        wrong = next((one for one in several if not isinstance(one, str) and not is_missing(one)), None)
+        if wrong is not None:
+            raise TypeError(f"captions must be texts, got {wrong!r} for image {index}")
+        texts = [one.strip() for one in several if isinstance(one, str) and one.strip()]
+        if texts:
+            matched.skipped["blank"] += len(several) - len(texts)
+            matched.indices.append(index)
+            matched.captions.append(texts)
+        else:
+            matched.skipped["images"].append(index)
+    if not matched.indices:
+        raise ValueError(f"at least one image must have a caption, got {len(images)} images without captions")
+    return matched
+
+
+def is_missing(caption: object) -> bool:
+    """Whether a value stands for a missing text: None, or the NaN of an empty cell."""
+    return caption is None or (isinstance(caption, float) and caption != caption)
+
+
+def split_images(count: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """The indices of images to train on, and of a random fraction of them to validate with."""
+    held_out = max(1, round(fraction * count))
+    if held_out >= count:
+        raise ValueError(f"no image is left to train on: {held_out} of {count} are held out for validation; give more")
+    order = np.random.default_rng(seed).permutation(count)
+    return np.sort(order[held_out:]).tolist(), np.sort(order[:held_out]).tolist()
+
+
+def encode_captions(
+    tokenizer: "Tokenizer", captions: Sequence[list[str]], longest: int
+) -> tuple[list[int], list[list[int]], SkippedCaptions]:
+    """The image and the tokens of each caption that is neither too long nor empty, and the numbers of those."""
+    images = [index for index, several in enumerate(captions) for _ in several]
+    tokens = [one.ids for one in tokenizer.encode_batch_fast([one for several in captions for one in several])]
+    skipped = SkippedCaptions(long=sum(len(ids) > longest for ids in tokens), empty=sum(not ids for ids in tokens))
+    used = [number for number, ids in enumerate(tokens) if 0 < len(ids) <= longest]
+    if not used:
+        raise ValueError(
+            f"no caption is left to train on: of {len(tokens)}, {skipped['long']} have more than longest={longest}"
+            f" words, and {skipped['empty']} have none"
+        )
+    return [images[number] for number in used], [tokens[number] for number in used], skipped
+
+
+def describe_skipped(skipped: SkippedCaptions, images: Sequence[ImageSource]) -> str:
+    """What was not used, in words; empty if all was used."""
+    parts = []
+    if skipped["images"]:
+        names = [str(index) if hasattr(images[index], "shape") else str(images[index]) for index in skipped["images"]]
+        parts.append(f"{len(names)} of {len(images)} images without a caption ({quote_names(names, LISTED)})")
+    if skipped.get("blank"):
+        parts.append(f"{skipped['blank']} blank captions of images with others")
+    if skipped.get("unscored"):
+        parts.append(f"{skipped['unscored']} validation images whose captions have no word")
+    if skipped.get("long"):
+        parts.append(f"{skipped['long']} captions that are too long")
+    if skipped.get("empty"):
+        parts.append(f"{skipped['empty']} captions without a word")
+    return ", ".join(parts)
+
+
+class CaptionBatch(NamedTuple):
+    """Some captions as a decoder takes them."""
+
+    images: Tensor  # [rows]  the index of each caption's image
+    words: Tensor  # [rows, m + 1]  from START to END, padded at the end
+
+
+class CaptionBatches:
+    """The batches of an epoch: at most `size` captions of similar length, so that there is little padding.
+
+    images     the index of each caption's image
+    captions   the tokens of each, without START and END
+    seed       of the order of batches, and of captions with the same length
+    """
+
+    def __init__(
+        self, images: Sequence[int], captions: Sequence[list[int]], size: int, seed: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.images, self.captions = np.asarray(images), captions
+        random = np.random.default_rng(seed)
+        order = np.lexsort((random.random(len(captions)), np.array([len(caption) for caption in captions])))
+        self.groups = [order[start : start + size] for start in range(0, len(order), size)]
+        random.shuffle(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[CaptionBatch]:
+        for group in self.groups:
+            yield caption_batch(self.images[group], [self.captions[index] for index in group])
+
+
+def caption_batch(images: ArrayLike, captions: Sequence[Sequence[int]]) -> CaptionBatch:
+    """Tokens of captions as a batch.
+
+    >>> caption_batch([4, 7], [[8], [9, 9]]).words.tolist()
+    [[1, 8, 2, 0], [1, 9, 9, 2]]
+    """
+    return CaptionBatch(torch.as_tensor(images), padded([[START, *caption, END] for caption in captions]))

@@ -13,8 +13,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.progress import ProgressBar
+from regard.torch_modes import restored_modes
 from regard.training.checkpoint import Checkpoint, RunState, read_checkpoint, run_lock, write_checkpoint
 from regard.training.distributed import ProcessGroup, rows
 from regard.training.recipe import Monitor, Recipe
@@ -280,14 +280,3 @@ def mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return torch.stack(values).mean(dim=0) if is_float else values[-1]
 
     return {name: mean([state[name] for state in states]) for name in states[-1]}
-
-
-@contextmanager
-def restored_modes(model: nn.Module) -> Iterator[None]:
-    """Restore the `train` or `eval` mode of each module at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -122,7 +122,7 @@ def test_what_fit_lacks_is_named():
     without = [word for word in FIT if word not in ("--images", "photos")]
     assert "--images says the folder that the captions' images are in, and is missing" in refused(*without)
     assert "--target means nothing for images and captions" in refused(*FIT, "--target", "x")
-    assert "nowhere is no folder" in refused(*[word if word != "photos" else "nowhere" for word in FIT])
+    assert "nowhere is not a folder" in refused(*[word if word != "photos" else "nowhere" for word in FIT])
     assert "--images means nothing for a text" in refused(
         "fit", "captions.tsv", "--kind", "writer", "--images", "photos", "--out", "model"
     )

@@ -1,13 +1,13 @@
-"""`Captioner`: it learns to say what is in generated scenes, and looks at what it names."""
+"""`Captioner`: captions of generated scenes, evidence, saving, resuming, and errors."""
 
 import copy
 import json
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.caption_cases import SCENES, TINY, MeanColours
 from sklearn.base import clone
 from torch import nn
 from torch.testing import assert_close
@@ -17,61 +17,14 @@ from regard import Captioner
 from regard.data.samples import scenes
 from regard.data.sentence_pairs import END
 from regard.data.text import UNKNOWN
-from regard.estimators.captioning.decoding import caption_tokens, text_of
+from regard.estimators.captioning.networks import caption_text, caption_tokens
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.models.image_encoders import SmallResNet
 
-SCENES = {"least": 1, "size": 64, "hidden": 128, "score_size": 64, "dropout": 0.0, "spread": 0.0, "batch_size": 16,
-          "epochs": 8, "learning_rate": 4e-3, "warm": 50, "random_state": 0, "verbose": False}  # fmt: skip
-TINY = SCENES | {"encoder": SmallResNet(16, image_size=16), "size": 16, "hidden": 32, "score_size": 8, "batch_size": 8,
-                 "epochs": 20, "learning_rate": 2e-2, "clip": 5.0, "validation_fraction": 0.25, "warm": 2}  # fmt: skip
 
-
-class Means(nn.Module):
-    """A frozen encoder: the mean colours of an image's parts."""
-
-    image_size = 12
-
-    def __init__(self, side=3):
-        super().__init__()
-        self.side = side
-
-    def forward(self, image):
-        return nn.functional.adaptive_avg_pool2d(image, self.side)
-
-
-COLOURS = {
-    "a picture that is red": (210, 40, 40),
-    "all of it is green": (40, 160, 60),
-    "this one is quite blue": (40, 70, 220),
-    "there is nothing in this picture but the colour yellow today": (240, 220, 40),
-}
-
-
-class Pictures(NamedTuple):
-    images: np.ndarray
-    captions: list[str]
-
-
-@pytest.fixture(scope="module")
-def few():
-    """Pictures of one colour, which are soon told apart."""
-    random = np.random.default_rng(0)
-    which = random.integers(4, size=40)
-    noise = random.normal(0, 12, (40, 16, 16, 3))
-    images = np.array(list(COLOURS.values()))[which][:, None, None] + noise
-    return Pictures(images.clip(0, 255).astype(np.uint8), [list(COLOURS)[one] for one in which])
-
-
-@pytest.fixture(scope="module")
-def tiny(few):
-    captioner = Captioner(**TINY).fit(few.images, few.captions)
-    assert len(set(captioner.caption(few.images))) > 2, "all would be alike, whatever is wrong"
-    return captioner
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["soft", "hard"])
-def test_scenes_are_told_exactly_and_nouns_look_at_their_objects(attention):
+def test_captions_of_scenes_are_exact_and_nouns_look_at_their_objects(attention):
     learned, held = scenes(2000, seed=1), scenes(100, seed=2)
     captioner = Captioner(attention, **SCENES).fit(learned.images, learned.captions)
     told = captioner.caption(held.images, beam=3)
@@ -82,16 +35,16 @@ def test_scenes_are_told_exactly_and_nouns_look_at_their_objects(attention):
         assert found.words == held.captions[scene].split()
         grid = found.weight.shape[1]
         lifts += [found.weight[noun][held.cells(scene, noun, grid)].mean() * grid**2 for noun in held.nouns[scene]]
-    assert np.mean(lifts) >= 3  # times what it were if it looked everywhere alike
+    assert np.mean(lifts) >= 3  # relative to equal weights
     assert np.mean(np.array(lifts) >= 3) >= 0.8
     assert captioner.score(held.images, held.captions) > 90
 
 
-def test_what_was_saved_says_the_same(tiny, few, tmp_path):
+def test_a_loaded_model_is_the_saved_one(tiny, few, tmp_path):
     tiny.save(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["settings"]["encoder"] == "SmallResNet"
-    with pytest.raises(ValueError, match=r"an encoder of your own, SmallResNet.*Captioner.load\(folder, encoder=…\)"):
+    with pytest.raises(ValueError, match=r"your own encoder, SmallResNet.*Captioner.load\(folder, encoder=…\)"):
         regard.load(tmp_path / "model")
     encoder = SmallResNet(16, image_size=16)
     torch.manual_seed(7)
@@ -110,7 +63,7 @@ def test_an_encoder_by_name_is_saved_with_the_model(few, tmp_path):
     assert float(again.decoder_.baseline) == float(captioner.decoder_.baseline)
 
 
-def test_one_seed_one_result_and_the_encoder_given_stays_as_it_was(few, tiny):
+def test_one_seed_one_result_and_the_users_encoder_is_not_changed(few, tiny):
     before = [parameter.clone() for parameter in TINY["encoder"].parameters()]
     again = clone(Captioner(**TINY)).fit(few.images, few.captions)
     assert again.history_ == tiny.history_
@@ -119,14 +72,14 @@ def test_one_seed_one_result_and_the_encoder_given_stays_as_it_was(few, tiny):
     assert Captioner(**TINY | {"random_state": 1}).fit(few.images, few.captions).history_ != tiny.history_
 
 
-def test_a_batch_says_what_single_images_say(tiny, few):
+def test_captions_in_a_batch_are_those_of_single_images(tiny, few):
     together = tiny.caption(few.images[:9], beam=4)
     assert [tiny.caption(few.images[place : place + 1], beam=4)[0] for place in range(9)] == together
     assert len(tiny.caption(few.images[:2], beam=1)) == 2
     assert tiny.caption([]) == []
 
 
-def test_scores_are_of_all_references(tiny, few):
+def test_scores_use_all_references(tiny, few):
     told = tiny.caption(few.images[:9])
     found = tiny.scores(few.images[:9], [[caption, own] for caption, own in zip(few.captions[:9], told, strict=True)])
     assert list(found) == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D"]
@@ -134,7 +87,7 @@ def test_scores_are_of_all_references(tiny, few):
     assert tiny.score(few.images[:9], few.captions[:9]) == tiny.scores(few.images[:9], few.captions[:9])["BLEU-4"]
 
 
-def test_evidence_is_of_each_word_and_its_table_and_picture(tiny, few):
+def test_evidence_of_each_word_as_a_table_and_a_picture(tiny, few):
     pytest.importorskip("matplotlib").use("Agg")
     found = tiny.evidence(few.images[0], "all is red today", top=3)
     assert found.caption == "all is red today"
@@ -149,12 +102,12 @@ def test_evidence_is_of_each_word_and_its_table_and_picture(tiny, few):
     assert found.plot() is not None
 
 
-def test_a_frozen_encoder_sees_each_image_once(few, tmp_path):
-    encoder, seen = Means(), []
+def test_a_frozen_encoder_encodes_each_image_once(few, tmp_path):
+    encoder, seen = MeanColours(), []
     settings = TINY | {"encoder": encoder, "cache": tmp_path / "cache"}
     encoder.register_forward_hook(lambda module, images, grid: seen.append(len(images[0])))
     first = Captioner(**settings).fit(few.images, few.captions)
-    assert sum(seen) < 40 + 10, "many epochs, and each image once; some are looked at to know the shape of a grid"
+    assert sum(seen) < 40 + 10, "each image once in many epochs, and a few to know the shape of a grid"
     assert first.evidence(few.images[0]).weight.shape[1:] == (3, 3)
     assert first.get_params()["encoder"] is encoder
     seen.clear()
@@ -162,18 +115,18 @@ def test_a_frozen_encoder_sees_each_image_once(few, tmp_path):
     assert sum(seen) < 10
     assert again.history_ == first.history_
     assert Captioner(**settings | {"cache": None}).fit(few.images, few.captions).history_ == first.history_
-    with pytest.raises(ValueError, match=r"holds grids that the encoder does not make now"):
-        Captioner(**settings | {"encoder": Means(4)}).fit(few.images, few.captions)
+    with pytest.raises(ValueError, match=r"has other grids than the encoder computes now"):
+        Captioner(**settings | {"encoder": MeanColours(4)}).fit(few.images, few.captions)
 
 
-def test_a_run_that_was_stopped_goes_on(few, tmp_path, monkeypatch):
+def test_a_stopped_run_is_resumed(few, tmp_path, monkeypatch):
     settings = TINY | {"soft_start": 0.0}
     whole = Captioner("hard", **settings).fit(few.images, few.captions)
     loss, calls = HardCaptionDecoder.loss, []
 
     def broken(decoder, *arguments, **more):
         calls.append(1)
-        if len(calls) == 6:  # four batches an epoch: one has been kept
+        if len(calls) == 6:  # four batches per epoch: one epoch is in the checkpoint
             raise KeyboardInterrupt
         return loss(decoder, *arguments, **more)
 
@@ -188,7 +141,7 @@ def test_a_run_that_was_stopped_goes_on(few, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("other", ["images", "captions", "validation", "encoder"])
-def test_a_run_does_not_go_on_with_something_else(few, tmp_path, other):
+def test_a_run_is_not_resumed_with_other_data(few, tmp_path, other):
     settings = TINY | {"epochs": 1}
     validation = few.images[30:], few.captions[30:]
     usual = {"images": few.images[:30], "captions": few.captions[:30], "validation": validation}
@@ -205,7 +158,7 @@ def test_a_run_does_not_go_on_with_something_else(few, tmp_path, other):
         Captioner(**settings).fit(**usual | changed[other], checkpoint=tmp_path / "run", resume=True)
 
 
-def test_a_column_of_images_and_captions_is_taken_by_place(few):
+def test_columns_of_images_and_captions_are_taken_in_their_order(few):
     frame = pd.DataFrame({"image": list(few.images), "said": few.captions}).sample(frac=1, random_state=3)
     settings = TINY | {"epochs": 1}
     ours = Captioner(**settings).fit(frame["image"], frame["said"])
@@ -214,47 +167,47 @@ def test_a_column_of_images_and_captions_is_taken_by_place(few):
     assert ours.scores(frame["image"], frame["said"]) == right.scores(list(frame["image"]), list(frame["said"]))
 
 
-def test_captions_without_a_word_are_not_validated_with(few):
+def test_captions_without_a_word_are_not_used_in_validation(few):
     captions = list(few.captions)
     captions[held_places(few)[0]] = "..."
-    with pytest.warns(UserWarning, match="1 images to validate with, whose captions have no word"):
+    with pytest.warns(UserWarning, match="1 validation images whose captions have no word"):
         captioner = Captioner(**TINY | {"epochs": 1}).fit(few.images, captions)
     assert captioner.left_out_["unscored"] == 1
-    with pytest.raises(ValueError, match=r"image 2 cannot be scored: its captions have no word, got \['!'\]"):
+    with pytest.raises(ValueError, match=r"captions of image 2 must have a word to be scored, got \['!'\]"):
         captioner.scores(few.images[:3], [*few.captions[:2], "!"])
-    with pytest.raises(ValueError, match="no image is left to validate with: of 1, none has a caption with a word"):
+    with pytest.raises(ValueError, match="must have a caption with a word, got none in 1 images"):
         Captioner(**TINY).fit(few.images, few.captions, validation=(few.images[:1], ["?"]))
 
 
-def test_words_that_are_not_known_are_not_written_and_captions_are_of_a_line(few, tiny):
+def test_unknown_words_are_not_written_and_a_caption_is_one_line(few, tiny):
     unknown = tiny.tokenizer_.token_to_id(UNKNOWN)
     assert unknown is not None
-    grid = tiny.sight_.grids(few.images[:3])
+    grid = tiny.encoder_.grids(few.images[:3])
     sure = copy.deepcopy(tiny.decoder_)
     with torch.no_grad():
         sure.read.bias[unknown] += 1000
         sure.read.bias[END] -= 1000
     for size in (1, 3):
-        found = caption_tokens(sure, [grid], tiny.tokenizer_, 7, size=size)
+        found = caption_tokens(sure, [grid], tiny.tokenizer_, 7, beam=size)
         assert [len(one) for one in found] == [7, 7, 7]
         assert all(unknown not in one for one in found)
-    assert text_of(Lines(), [1, 2]) == "two lines"
+    assert caption_text(Lines(), [1, 2]) == "two lines"
 
 
 class Lines:
-    """A tokenizer whose texts have line ends."""
+    """A tokenizer whose text has line ends."""
 
     def decode(self, tokens):
         return " two\n lines \n"
 
 
-def test_images_turned_left_to_right_change_what_is_learned(few, tiny):
+def test_mirrored_images_change_the_training(few, tiny):
     assert Captioner(**TINY | {"mirror": True}).fit(few.images, few.captions).history_ != tiny.history_
-    with pytest.raises(ValueError, match=r"mirror=True needs an encoder that is trained along"):
-        Captioner(**TINY | {"encoder": Means(), "mirror": True}).fit(few.images, few.captions)
+    with pytest.raises(ValueError, match=r"mirror=True needs an encoder that is trained;"):
+        Captioner(**TINY | {"encoder": MeanColours(), "mirror": True}).fit(few.images, few.captions)
 
 
-def test_what_cannot_be_learned_from_is_told(few):
+def test_a_warning_says_what_is_left_out(few):
     captions = [*few.captions[:30], *[""] * 10]
     with pytest.warns(UserWarning, match=r"left out: 10 of 40 images without a caption"):
         captioner = Captioner(**TINY).fit(few.images, captions)
@@ -274,25 +227,25 @@ def held_places(few):
     ("settings", "message"),
     [
         ({"attention": "firm"}, "attention must be soft or hard, got 'firm'"),
-        ({"encoder": "large"}, "encoder must be small, efficientnet-lite0, or an nn.Module of your own, got 'large'"),
+        ({"encoder": "large"}, "encoder must be small, efficientnet-lite0 or an nn.Module, got 'large'"),
         ({"encoder": nn.Flatten()}, "channels, rows, columns"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
         ({"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),
         ({"tied": "no"}, "tied must be True or False, got 'no'"),
         ({"mirror": "yes"}, "mirror must be True or False, got 'yes'"),
         ({"spread": -1}, "spread must be a number of at least 0, got -1"),
-        ({"least": 99}, "no word occurs 99 times in 30 captions"),
-        ({"cache": "somewhere"}, "cache= needs a frozen encoder"),
+        ({"least": 99}, "no word occurs least=99 times in 30 captions"),
+        ({"cache": "somewhere"}, "cache needs a frozen encoder"),
         ({"soft_start": -0.5}, "soft_start must be a number between 0 and 1, got -0.5"),
         ({"expected": 2.0}, "expected must be a number between 0 and 1, got 2.0"),
     ],
 )
-def test_mistakes_in_settings_are_named(few, settings, message):
+def test_errors_name_the_setting(few, settings, message):
     with pytest.raises(ValueError, match=message):
         Captioner(**{**TINY, **settings}).fit(few.images, few.captions)
 
 
-def test_images_that_cannot_be_read_are_named(tiny, few, tmp_path):
+def test_errors_name_images_that_cannot_be_read(tiny, few, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no image .*gone\.jpg"):
         Captioner(**TINY).fit([tmp_path / "gone.jpg"] * 3, ["a cat"] * 3)
     (tmp_path / "half.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 20)
@@ -300,18 +253,18 @@ def test_images_that_cannot_be_read_are_named(tiny, few, tmp_path):
         tiny.caption([tmp_path / "half.png"])
     with pytest.raises(TypeError, match=r"images must be a list of paths or arrays, got str: put one in a list"):
         tiny.caption("photo.jpg")
-    with pytest.raises(ValueError, match=r"images must be several"):
+    with pytest.raises(ValueError, match=r"images must be .count, height, width, 3"):
         tiny.caption(few.images[0])
 
 
-def test_a_folder_of_another_kind_is_no_captioner(tmp_path):
+def test_a_folder_of_another_estimator_raises(tmp_path):
     regard.NadarayaWatson().fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0]).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="holds a NadarayaWatson, and no Captioner"):
+    with pytest.raises(ValueError, match="must hold a Captioner, got a NadarayaWatson"):
         Captioner.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("beam", [0, 2.5, True])
-def test_a_beam_of_nothing_is_refused(tiny, few, beam):
+def test_an_invalid_beam_raises(tiny, few, beam):
     with pytest.raises(ValueError, match=f"beam must be a positive whole number, got {beam}"):
         tiny.caption(few.images[:1], beam=beam)
 

@@ -1,6 +1,4 @@
-"""How a captioner learns: which images scale the grids and validate it, and by what."""
-
-from types import SimpleNamespace
+"""The training of a captioner: its data, its validation, and the soft start of hard attention."""
 
 import numpy as np
 import pytest
@@ -9,8 +7,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import Captioner
-from regard.estimators.captioning import training as caption_learning
-from regard.estimators.captioning.training import Material, check_drawn, validated
+from regard.estimators.captioning import training as module
+from regard.estimators.captioning.training import Example, TrainingData, validation_score, warn_of_soft_epoch
 from regard.models.hard_captioner import HardCaptionDecoder
 
 TINY = {"least": 1, "size": 4, "hidden": 5, "score_size": 3, "batch_size": 4, "epochs": 2, "warm": 1, "dropout": 0.0,
@@ -26,34 +24,32 @@ class Whole(nn.Module):
         return image
 
 
-def material(said):
-    """So many captions to validate with, behind 11 images to learn from."""
-    return Material(list(range(11)), [], [], [], list(range(len(said))), [[one] for one in said], None, {})
+def validate(monkeypatch, captions, references):
+    """The validation of captions after 11 training images, and the indices of the images that were used."""
+    indices, answers = [], iter(captions)
+    monkeypatch.setattr(
+        module, "caption_tokens", lambda decoder, grids, *_: [next(answers) for grid in grids for _ in grid]
+    )
+    monkeypatch.setattr(module, "caption_text", lambda tokenizer, tokens: tokens)
+    validation = [Example(None, [reference]) for reference in references]
+    data = TrainingData([Example(None, [])] * 11, validation, None, [], [], {})
+    score = validation_score(data, None, lambda chosen: indices.append(chosen.tolist()) or chosen, 9)
+    return score, indices
 
 
-def heard(monkeypatch, said, right):
-    """The validation of what is said where something else is right, and the places that were looked at."""
-    seen = []
-    answers = iter(said)
-    monkeypatch.setattr(caption_learning, "told", lambda decoder, grid, *_: [next(answers) for _ in grid])
-    grids = lambda places: seen.append(places.tolist()) or places  # noqa: E731
-    return validated(SimpleNamespace(longest=9), material(right), None, grids), seen
+def test_the_validation_uses_the_held_out_images(monkeypatch):
+    captions = [f"a b c d {number}" for number in range(259)]
+    score, indices = validate(monkeypatch, captions, captions)
+    assert score == pytest.approx(-100.0001)
+    assert indices == [list(range(11, 267)), [267, 268, 269]]
 
 
-def test_it_validates_by_the_images_that_were_held_out(monkeypatch):
-    right = [f"a b c d {number}" for number in range(259)]
-    found, seen = heard(monkeypatch, right, right)
-    assert found == pytest.approx(-100.0001)
-    assert seen == [list(range(11, 267)), [267, 268, 269]]
-
-
-def test_without_four_words_in_a_row_single_ones_count(monkeypatch):
-    right = ["a b c d e"]
-    none, some = (heard(monkeypatch, [said], right)[0] for said in ("v w x y z", "a x c y e"))
+def test_epochs_without_a_common_4_gram_are_ordered_by_single_words(monkeypatch):
+    none, some = (validate(monkeypatch, [caption], ["a b c d e"])[0] for caption in ("v w x y z", "a x c y e"))
     assert -1e-3 < some < none <= 0
 
 
-def test_grids_are_scaled_by_those_that_are_learned_from():
+def test_grids_are_scaled_by_those_of_training_images():
     images = np.random.default_rng(0).integers(0, 256, (8, 3, 3, 3), dtype=np.uint8)
     held = np.full((5, 3, 3, 3), 255, np.uint8)
     captions = [f"{word} it is" for word in "abcdefgh"]
@@ -63,29 +59,30 @@ def test_grids_are_scaled_by_those_that_are_learned_from():
     assert_close(found.decoder_.width, grid.std(dim=0, correction=0), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:epoch 1 of 2 validated best")
+@pytest.mark.filterwarnings("ignore:epoch 1 of 2 has the best validation")
 @pytest.mark.parametrize(
-    ("share", "accumulate", "first"), [(0.5, 1, 4), (0.5, 2, 4), (0.5, 3, 4), (0.25, 16, 2), (0.0, 1, 0), (1.0, 1, 8)]
+    ("fraction", "accumulate", "first"),
+    [(0.5, 1, 4), (0.5, 2, 4), (0.5, 3, 4), (0.25, 16, 2), (0.0, 1, 0), (1.0, 1, 8)],
 )
-def test_hard_attention_starts_softly_for_a_share_of_its_batches(share, accumulate, first, monkeypatch):
+def test_hard_attention_starts_softly_for_a_fraction_of_its_batches(fraction, accumulate, first, monkeypatch):
     soft, usual = [], HardCaptionDecoder.draw
 
-    def watched(self, words):
+    def record(self, words):
         draw = usual(self, words)
         if self.training:
             soft.append(bool(draw.expected.all()))
         return draw
 
-    monkeypatch.setattr(HardCaptionDecoder, "draw", watched)
+    monkeypatch.setattr(HardCaptionDecoder, "draw", record)
     images = np.random.default_rng(0).integers(0, 256, (16, 3, 3, 3), dtype=np.uint8)
     captions = [f"{word} it is" for word in "abcdefghijklmnop"]
-    settings = TINY | {"expected": 0.0, "soft_start": share, "accumulate": accumulate}
+    settings = TINY | {"expected": 0.0, "soft_start": fraction, "accumulate": accumulate}
     Captioner("hard", encoder=Whole(), **settings).fit(images, captions, validation=(images[:3], captions[:3]))
-    assert soft == [True] * first + [False] * (8 - first)  # four batches an epoch
+    assert soft == [True] * first + [False] * (8 - first)  # four batches per epoch
 
 
-def test_hard_attention_that_kept_a_soft_epoch_says_so():
-    with pytest.warns(UserWarning, match="epoch 2 of 8 validated best, and was still of the soft start"):
-        check_drawn(2, 8, 4.0)
-    check_drawn(5, 8, 4.0)
-    check_drawn(2, 8, 0.0)
+def test_a_warning_if_the_best_epoch_of_hard_attention_is_soft():
+    with pytest.warns(UserWarning, match="epoch 2 of 8 has the best validation, but is part of the soft start"):
+        warn_of_soft_epoch(2, 8, 4.0)
+    warn_of_soft_epoch(5, 8, 4.0)
+    warn_of_soft_epoch(2, 8, 0.0)

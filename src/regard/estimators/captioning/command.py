@@ -156,7 +156,7 @@ def captions(
         read: list[tuple[Path, Any]] = []
         for path in photos[start : start + AT_ONCE]:
             try:
-                read.append((path, read_image(path, model.sight_.image_size)))
+                read.append((path, read_image(path, model.encoder_.image_size)))
             except (OSError, ValueError) as error:
                 wrong(str(error))
         if read:
@@ -168,11 +168,11 @@ def facts(model: Any, schema: None) -> dict[str, Any]:
     """What there is to tell of a `Captioner`, by name."""
     settings = model.get_params(deep=False)
     count = sum(parameter.numel() for parameter in model.decoder_.parameters())
-    rows, columns = model.sight_.shape
+    rows, columns = model.encoder_.shape
     told = {
         "model": "Captioner",
         "attention": settings["attention"],
-        "encoder": f"{settings['encoder']}, images of {model.sight_.image_size} pixels, a grid of {rows} × {columns}",
+        "encoder": f"{settings['encoder']}, images of {model.encoder_.image_size} pixels, a grid of {rows} × {columns}",
         "tokens": f"{settings['tokens']}, {model.tokenizer_.get_vocab_size()} of them",
         "decoder": f"{count:,} parameters",
     }

@@ -1,37 +1,77 @@
 """Captions for images, learned from a user's own: Show, Attend and Tell with soft or hard attention.
 
-The encoder is a network of `regard.models.image_encoders` or any other, the decoder `regard.models.captioner`, the loop
-`regard.training`, the search `regard.decoding`. What is validated is what is asked for later: captions that the model
-wrote itself, by BLEU-4.
+The encoder is a network of `regard.models.image_encoders` or a user's own, the decoder `regard.models.captioner`, the
+loop `regard.training`, the search `regard.decoding`. An epoch is validated by what users get: the BLEU-4 of captions
+that the model writes itself.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
+from torch import Tensor, nn
 
 from regard.checks import positive
 from regard.data import text as texts
-from regard.data.captions import as_images, captions_of
-from regard.data.encoder_cache import fingerprint, key_of
-from regard.data.images import read_images
-from regard.data.sentence_pairs import START
-from regard.estimators.captioning.decoding import caption_tokens, grids_of, text_of
-from regard.estimators.captioning.encoder import Sight, sight
+from regard.data.images import (
+    CaptionBatch,
+    CaptionBatches,
+    ImageSource,
+    SkippedCaptions,
+    as_images,
+    match_captions,
+    read_images,
+)
+from regard.data.sentence_pairs import SPECIAL, START
 from regard.estimators.captioning.evidence import CaptionEvidence
-from regard.estimators.captioning.networks import check_settings, check_sight, make_decoder
+from regard.estimators.captioning.networks import (
+    GridEncoder,
+    Grids,
+    caption_text,
+    caption_tokens,
+    encode_batches,
+    make_encoder,
+    open_grids,
+)
 from regard.estimators.captioning.scores import caption_scores, has_words
-from regard.estimators.captioning.training import Material, learn, material
-from regard.estimators.common import check_search, kept_run, restored_history, saved_history
+from regard.estimators.captioning.training import (
+    Captions,
+    TrainingData,
+    Validation,
+    count_words,
+    data_of_run,
+    prepare_data,
+    validation_score,
+    warn_of_soft_epoch,
+)
+from regard.estimators.common import (
+    check_search,
+    adamw,
+    check_between,
+    check_choice,
+    check_from_zero,
+    check_whole,
+    kept_run,
+    restored_history,
+    saved_history,
+)
 from regard.estimators.settings import saved_settings, seed_of
+from regard.layers.checks import share as fraction
 from regard.models.captioner import CaptionDecoder
+from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read, write
-from regard.training import History
+from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SCALE_IMAGES = 500
+"""The maximum number of images by whose grids those of a frozen encoder are scaled."""
 
 
 class Captioner(BaseEstimator):  # type: ignore[misc]
@@ -39,8 +79,8 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
 
     attention       "soft": the mean of all cells; or "hard": one cell, drawn, learned by sampling
     encoder         "small": a small residual network, trained along; "efficientnet-lite0": a pretrained one, frozen;
-                    or an nn.Module from images to grids `[batch, channels, rows, columns]`, see `Sight`. One without
-                    parameters that need gradients is frozen: it sees each image once
+                    or an nn.Module from images to grids `[batch, channels, rows, columns]`, see `GridEncoder`. It is
+                    frozen if no parameter requires gradients: it encodes each image once
     image_size      the side in pixels that images are cut and scaled to; None: the encoder's own
     cache           a folder for what a frozen encoder gave, to be used again; None: it is kept only while `fit` lasts
     mirror          turn images left to right at random, where the encoder is trained along; not for captions that tell
@@ -65,7 +105,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     random_state    a seed: one seed, one result
     verbose         progress bars, where it takes longer than a second
 
-    After `fit`: `sight_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
+    After `fit`: `encoder_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
 
     >>> from regard.data.samples import scenes
     >>> few = scenes(6, seed=0)
@@ -75,10 +115,11 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     (2, (3, 8, 8))
     """
 
-    sight_: Sight
+    encoder_: GridEncoder
     decoder_: CaptionDecoder
+    tokenizer_: "Tokenizer"
     history_: History
-    left_out_: dict[str, Any]
+    left_out_: SkippedCaptions
 
     def __init__(
         self,
@@ -153,122 +194,197 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
 
     def fit(
         self,
-        images: Sequence[Any],
-        captions: Sequence[str | Sequence[str]],
+        images: Sequence[ImageSource],
+        captions: Captions,
         *,
-        validation: tuple[Sequence[Any], Sequence[str | Sequence[str]]] | None = None,
+        validation: tuple[Sequence[ImageSource], Captions] | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
         board: str | Path | None = None,
     ) -> Self:
-        """Learn from images and their captions.
+        """Train on images and their captions.
 
         images       paths, or arrays [height, width, 3] or [height, width], uint8 or floats in 0..1
-        captions     a text for each image, or several. An image without any is left out, counted and reported
-        validation   images and captions to choose the best epoch by; a part of the images where it is not given
-        checkpoint   a folder for the run, written after each epoch; with `resume`, a run there goes on
+        captions     a text for each image, or several. Images without captions are left out; a warning lists them
+        validation   images and captions to choose the best epoch by; by default a fraction of the images
+        checkpoint   a folder for the run, written after each epoch; with `resume`, the run in it is resumed
         board        a folder for TensorBoard
         """
         check_settings(self)
         seed = seed_of(self.random_state)
-        found = material(self, images, captions, validation, seed)
+        chosen = Validation(validation, self.validation_fraction, seed)
+        data = prepare_data(images, captions, chosen, self._make_tokenizer, self.longest)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            seen = sight(self.encoder, self.image_size)
-            check_sight(self, seen)
-            decoder = make_decoder(self, found.tokenizer.get_vocab_size(), seen)
-            kept = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=all_of(found, seen))
-            self.history_ = learn(self, found, seen, decoder, seed, kept, board)
-        self.tokenizer_, self.left_out_ = found.tokenizer, found.left_out
-        self.sight_, self.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
+            encoder = make_encoder(self.encoder, self.image_size)
+            self._check_encoder(encoder)
+            decoder = self._make_decoder(data.tokenizer.get_vocab_size(), encoder)
+            run = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=data_of_run(data, encoder))
+            with open_grids(encoder, data.images, self.cache, mirror=self.mirror, progress=self.verbose) as grids:
+                self.history_ = self._train(data, grids, encoder, decoder, seed, run, board)
+        self.tokenizer_, self.left_out_ = data.tokenizer, data.skipped
+        self.encoder_, self.decoder_ = encoder.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return self
 
-    def caption(self, images: Sequence[Any], beam: int = 5, penalty: float = 1.0) -> list[str]:
-        """What is in each image, in their order.
+    def _train(
+        self,
+        data: TrainingData,
+        grids: Grids,
+        encoder: GridEncoder,
+        decoder: CaptionDecoder,
+        seed: int,
+        checkpoint: Checkpoint | None,
+        tensorboard: str | Path | None,
+    ) -> History:
+        """Train the decoder, and an encoder that is not frozen."""
+        model: nn.Module = decoder if encoder.frozen else nn.ModuleDict({"sight": encoder, "decoder": decoder})
+        if encoder.frozen:
+            decoder.adapt(grids(torch.randperm(len(data.training))[:SCALE_IMAGES]))
+        optimizer = adamw(model, self.learning_rate, self.weight_decay)
 
-        beam      how many hypotheses an image has; 1 takes the likeliest word each time
-        penalty   how much longer captions are favoured, α of `regard.decoding.beam`
+        def batches(epoch: int) -> CaptionBatches:
+            return CaptionBatches(data.caption_images, data.tokens, self.batch_size, (seed, epoch))
+
+        def loss(batch: CaptionBatch) -> Tensor:
+            return decoder.loss(grids(batch.images), batch.words, spread=self.spread, smoothing=self.smoothing)
+
+        per_epoch = len(batches(0))
+        steps = self.epochs * math.ceil(per_epoch / self.accumulate)
+        if isinstance(decoder, HardCaptionDecoder):
+            decoder.soft_steps = round(self.soft_start * self.epochs * per_epoch)
+        history = train(
+            model,
+            batches,
+            loss,
+            Recipe(
+                optimizer,
+                self.epochs,
+                schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
+                clip=self.clip,
+                accumulate=self.accumulate,
+                count=count_words,
+                average=self.average,
+                patience=self.patience,
+            ),
+            validate=lambda: validation_score(data, decoder, grids, self.longest),
+            monitor=Monitor("learning to caption", self.verbose, unit="words", tensorboard=tensorboard),
+            checkpoint=checkpoint,
+            group=ProcessGroup.from_environment(),
+        )
+        if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
+            warn_of_soft_epoch(history.best_epoch + 1, len(history.validation), decoder.soft_steps / per_epoch)
+        return history
+
+    def _make_tokenizer(self, lines: list[str]) -> "Tokenizer":
+        """A tokenizer of captions."""
+        if self.tokens == "pieces":
+            return texts.pieces(lines, self.vocabulary, SPECIAL, lower=True, sentences=True)
+        tokenizer = texts.words(lines, self.least, SPECIAL)
+        if tokenizer.get_vocab_size() == len(SPECIAL) + 1:
+            raise ValueError(f"no word occurs least={self.least} times in {len(lines)} captions: set `least` lower")
+        return tokenizer
+
+    def _make_decoder(self, vocabulary: int, encoder: GridEncoder) -> CaptionDecoder:
+        """A decoder with new weights."""
+        sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
+        shared = sizes | {"shape": encoder.shape, "dropout": self.dropout, "tied": self.tied}
+        if self.attention == "soft":
+            return CaptionDecoder(vocabulary, encoder.channels, **shared)
+        drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}
+        return HardCaptionDecoder(vocabulary, encoder.channels, **shared, **drawing)
+
+    def _check_encoder(self, encoder: GridEncoder) -> None:
+        """Raise on settings that need a frozen encoder, or one that is trained."""
+        if encoder.frozen and self.mirror:
+            raise ValueError("mirror=True needs an encoder that is trained; a frozen one encodes each image only once")
+        if not encoder.frozen and self.cache is not None:
+            raise ValueError("cache needs a frozen encoder; the grids of one that is trained cannot be cached")
+
+    def caption(self, images: Sequence[ImageSource], beam: int = 5, penalty: float = 1.0) -> list[str]:
+        """A caption of each image, in their order.
+
+        beam      the number of hypotheses of an image; 1 is the greedy search
+        penalty   length penalty: the larger, the longer the captions; α of `regard.decoding.beam`
         """
         check_is_fitted(self)
         check_search(beam, penalty)
         images = as_images(images)
         with ProgressBar("writing captions", len(images), shown=self.verbose) as bar:
-            found = caption_tokens(
+            tokens = caption_tokens(
                 self.decoder_,
-                grids_of(self.sight_, images),
+                encode_batches(self.encoder_, images),
                 self.tokenizer_,
                 self.longest,
-                size=beam,
+                beam=beam,
                 penalty=penalty,
                 progress=bar.note,
             )
-        return [text_of(self.tokenizer_, ids) for ids in found]
+        return [caption_text(self.tokenizer_, ids) for ids in tokens]
 
-    def predict(self, images: Sequence[Any]) -> list[str]:
-        """The same, under scikit-learn's name."""
+    def predict(self, images: Sequence[ImageSource]) -> list[str]:
+        """The same as `caption`, under scikit-learn's name."""
         return self.caption(images)
 
-    def scores(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]], beam: int = 5) -> dict[str, float]:
-        """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the captions written, over all references: see `caption_scores`."""
+    def scores(self, images: Sequence[ImageSource], captions: Captions, beam: int = 5) -> dict[str, float]:
+        """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the model's captions: see `caption_scores`."""
         images = as_images(images)
-        kept, said, _ = captions_of(images, captions)
-        for place, own in zip(kept, said, strict=True):
-            if not has_words(own):
-                raise ValueError(f"image {place} cannot be scored: its captions have no word, got {own}")
-        return caption_scores(self.caption([images[place] for place in kept], beam), said)
+        matched = match_captions(images, captions)
+        for index, references in zip(matched.indices, matched.captions, strict=True):
+            if not has_words(references):
+                raise ValueError(f"captions of image {index} must have a word to be scored, got {references}")
+        return caption_scores(self.caption([images[index] for index in matched.indices], beam), matched.captions)
 
-    def score(self, images: Sequence[Any], captions: Sequence[str | Sequence[str]]) -> float:
+    def score(self, images: Sequence[ImageSource], captions: Captions) -> float:
         """BLEU-4, from 0 to 100."""
         return self.scores(images, captions)["BLEU-4"]
 
     def evidence(
-        self, image: Any, caption: str | None = None, *, top: int | None = None, beam: int = 5
+        self, image: ImageSource, caption: str | None = None, *, top: int | None = None, beam: int = 5
     ) -> CaptionEvidence:
-        """Where each word of a caption looked: of the model's own, where none is given.
+        """Where the model looked for each word of a caption; by default of its own.
 
-        top   how many cells of each word its table has; all of them where it is not given
+        top   the number of cells of each word in the table; all by default
 
-        Of hard attention it is the probability of each cell, when the likeliest was taken before.
+        The weights of hard attention are the probabilities of the cells, given the likeliest cells of earlier words.
         """
         check_is_fitted(self)
         if caption is not None and not isinstance(caption, str):
             raise TypeError(f"caption must be a text, got {type(caption).__name__}")
         if top is not None:
             positive("top", top)
-        seen = read_images([image], self.sight_.image_size)
+        pixels = read_images([image], self.encoder_.image_size)
         with torch.inference_mode():
-            grid = self.sight_.grids(seen)
+            grid = self.encoder_.grids(pixels)
         if caption is None:
-            [ids] = caption_tokens(self.decoder_, [grid], self.tokenizer_, self.longest, size=beam)
+            [ids] = caption_tokens(self.decoder_, [grid], self.tokenizer_, self.longest, beam=beam)
         else:
             ids = self.tokenizer_.encode(caption).ids
         with torch.inference_mode():
-            weight = self.decoder_.look(grid, torch.tensor([[START, *ids]]))[0, : len(ids)]
-        shape = len(ids), *self.sight_.shape
+            weight = self.decoder_.look(grid, torch.tensor([[START, *ids]]))[0, : len(ids)]  # [words, cells]
+        cells = weight.double().numpy().reshape(len(ids), *self.encoder_.shape)  # [words, rows, columns]
         words = [self.tokenizer_.decode([one], skip_special_tokens=False).strip() or "·" for one in ids]
-        told = text_of(self.tokenizer_, ids)
-        return CaptionEvidence(seen[0], told, words, weight.double().numpy().reshape(shape), top)
+        return CaptionEvidence(pixels[0], caption_text(self.tokenizer_, ids), words, cells, top)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, from which `regard.load` reads it.
+        """Write the model to a folder, for `regard.load`.
 
-        Of an encoder of your own only the weights are written: `Captioner.load(folder, encoder=…)` reads it again.
+        Of a user's own encoder only the weights are written: load it with `Captioner.load(folder, encoder=…)`.
         """
         check_is_fitted(self)
         return write(folder, *self.state())
 
     @classmethod
     def load(cls, folder: str | Path, encoder: nn.Module | None = None) -> Self:
-        """The model in a folder; with the encoder that it was made with, where that was a user's own."""
+        """The model in a folder. A user's own encoder must be passed again; its weights are replaced."""
         config, arrays = read(folder)
         if config.get("estimator") != "Captioner":
-            kind = config.get("estimator", "run")
-            raise ValueError(f"{folder} holds a {kind}, and no Captioner: regard.load reads all that are models")
+            name = config.get("estimator", "training checkpoint")
+            raise ValueError(f"{folder} must hold a Captioner, got a {name}: use regard.load")
         with torch.random.fork_rng(devices=[]):
             return cls.from_state(config, arrays, encoder)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
+        """The fitted model as JSON, arrays, and the tokenizer."""
         own = isinstance(self.encoder, nn.Module)
         settings = saved_settings(self) | {"cache": None} | ({"encoder": type(self.encoder).__name__} if own else {})
         config = {
@@ -278,44 +394,58 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             **saved_history(self.history_),
             "left_out": self.left_out_,
         }
-        parts = {"decoder": self.decoder_} | ({} if self.encoder == "efficientnet-lite0" else {"sight": self.sight_})
+        modules: dict[str, nn.Module] = {"decoder": self.decoder_}
+        if self.encoder != "efficientnet-lite0":  # its weights are in a package
+            modules["sight"] = self.encoder_
         arrays = {
             f"{part}.{name}": tensor.numpy()
-            for part, module in parts.items()
+            for part, module in modules.items()
             for name, tensor in module.state_dict().items()
         }
         return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
 
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any], encoder: nn.Module | None = None) -> Self:
-        """The model that was saved."""
+        """The model whose `state` was saved."""
         settings = dict(config["settings"])
         if encoder is not None and not config["own_encoder"]:
-            raise ValueError(f"this model was made with the encoder {settings['encoder']!r}, and needs no other")
+            raise ValueError(
+                f"encoder must not be passed: the model was saved with the encoder {settings['encoder']!r}"
+            )
         if config["own_encoder"]:
             if encoder is None:
                 raise ValueError(
-                    f"this model was made with an encoder of your own, {settings['encoder']}, which a folder cannot"
-                    " hold: read it by Captioner.load(folder, encoder=…), whose weights do not matter"
+                    f"the model was saved with your own encoder, {settings['encoder']}, which a folder cannot hold:"
+                    " load it with Captioner.load(folder, encoder=…); only the weights are replaced"
                 )
             settings["encoder"] = encoder
-        captioner = cls(**settings)
-        captioner.tokenizer_ = texts.restored(config["tokenizer"])
-        captioner.left_out_ = config["left_out"]
-        captioner.history_ = restored_history(config)
-        seen = sight(captioner.encoder, captioner.image_size)
-        decoder = make_decoder(captioner, captioner.tokenizer_.get_vocab_size(), seen)
-        for name, module in (("sight", seen), ("decoder", decoder)):
-            found = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
-            if found or name == "decoder":
-                module.load_state_dict({key: torch.from_numpy(array) for key, array in found.items()})
-        captioner.sight_, captioner.decoder_ = seen.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
-        return captioner
+        model = cls(**settings)
+        model.tokenizer_ = texts.restored(config["tokenizer"])
+        model.left_out_ = config["left_out"]
+        model.history_ = restored_history(config)
+        model.encoder_ = make_encoder(model.encoder, model.image_size)
+        model.decoder_ = model._make_decoder(model.tokenizer_.get_vocab_size(), model.encoder_)
+        for part, module in (("sight", model.encoder_), ("decoder", model.decoder_)):
+            state = {
+                name.removeprefix(f"{part}."): torch.from_numpy(array)
+                for name, array in arrays.items()
+                if name.startswith(f"{part}.")
+            }
+            if state or part == "decoder":
+                module.load_state_dict(state)
+            module.eval().requires_grad_(False)
+        return model
 
 
-def all_of(found: Material, seen: Sight) -> Iterator[str]:
-    """All that a run learns from and is judged by, so that it does not go on with something else."""
-    yield from found.lines
-    yield from (one for own in found.held_captions for one in own)
-    yield from (key_of(image, seen.image_size) for image in [*found.images, *found.held_images])
-    yield fingerprint(seen, half=False)
+def check_settings(settings: Captioner) -> None:
+    """Raise on settings that are not allowed, before an image is read."""
+    check_choice(settings, attention=("soft", "hard"), tokens=("words", "pieces"))
+    check_choice(settings, tied=(True, False), mirror=(True, False))
+    check_whole(settings, ("least", "vocabulary", "longest", "size", "hidden", "score_size", "samples"))
+    check_whole(settings, ("epochs", "batch_size", "accumulate", "average"))
+    check_whole(settings, [name for name in ("image_size", "patience") if getattr(settings, name) is not None])
+    check_between(settings, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
+    check_from_zero(settings, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
+    check_from_zero(settings, reward=math.inf, entropy=math.inf)
+    fraction("soft_start", settings.soft_start)
+    fraction("expected", settings.expected)

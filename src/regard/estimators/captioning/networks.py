@@ -1,42 +1,156 @@
-"""What the settings of a `Captioner` mean: what must hold of them, and the decoder that they ask for."""
+"""The networks of a `Captioner`: an encoder from images to grids, and the search for captions with its decoder.
 
-import math
-from typing import Any
+An encoder is trained with the decoder, or frozen. A frozen one encodes each image once; the grids are cached on disk.
+"""
 
-from regard.checks import fraction
-from regard.estimators.captioning.encoder import Sight
-from regard.estimators.common import check_between, check_choice, check_from_zero, check_whole
+import copy
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.data.encoder_cache import cached_grids
+from regard.data.images import ImageSource, read_images
+from regard.data.sentence_pairs import END, PADDING, START
+from regard.data.text import UNKNOWN
+from regard.decoding import Batch, decode_batches, forbid
 from regard.models.captioner import CaptionDecoder
-from regard.models.hard_captioner import HardCaptionDecoder
+from regard.models.image_encoders import SmallResNet, check_grid, efficientnet_lite0
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ENCODERS: dict[str, Callable[[], nn.Module]] = {"small": SmallResNet, "efficientnet-lite0": efficientnet_lite0}
+DEFAULT_SIZE = 224
+"""Height and width in pixels of images for an encoder without an `image_size`."""
+IMAGES_PER_BATCH = 64
+
+Grids: TypeAlias = Callable[[Tensor], Tensor]
+"""From the indices of images, [batch], to their grids, [batch, cells, channels]."""
 
 
-def make_decoder(settings: Any, vocabulary: int, seen: Sight) -> CaptionDecoder:
-    """A decoder of the settings, with new weights."""
-    sizes: dict[str, Any] = {"size": settings.size, "hidden": settings.hidden, "attention": settings.score_size}
-    usual = sizes | {"shape": seen.shape, "dropout": settings.dropout, "tied": settings.tied}
-    if settings.attention == "soft":
-        return CaptionDecoder(vocabulary, seen.channels, **usual)
-    drawing = {name: getattr(settings, name) for name in ("samples", "reward", "entropy", "expected")}
-    return HardCaptionDecoder(vocabulary, seen.channels, **usual, **drawing)
+class GridEncoder(nn.Module):
+    """An encoder, with the size and the preparation of its images.
+
+    encoder      from prepared images to `[batch, channels, rows, columns]`. If it has them, `image_size` is the height
+                 and width of its images, and `prepare` makes its input; else that is `[batch, 3, size, size]` in 0..1
+    image_size   instead of the encoder's own
+    """
+
+    def __init__(self, encoder: nn.Module, image_size: int | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.image_size = int(image_size or getattr(encoder, "image_size", DEFAULT_SIZE) or DEFAULT_SIZE)
+        self.channels, rows, columns = check_grid(encoder, self.image_size)
+        self.shape = rows, columns
+
+    def _get_name(self) -> str:
+        return "Sight"  # the name in the fingerprints of caches and checkpoints, where it must not change
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the encoder has no parameter that requires gradients."""
+        return not any(parameter.requires_grad for parameter in self.encoder.parameters())
+
+    def prepare(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
+        """The encoder's input, from uint8 images `[batch, size, size, 3]`."""
+        if hasattr(self.encoder, "prepare"):
+            prepared: Tensor = self.encoder.prepare(images)  # type: ignore[operator]
+            return prepared
+        return torch.as_tensor(images).movedim(-1, 1).float() / 255  # [batch, 3, size, size]
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        grids: Tensor = self.encoder(prepared)
+        return grids
+
+    def grids(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
+        """The grids of uint8 images, `[batch, cells, channels]`."""
+        grids: Tensor = self(self.prepare(images))  # [batch, channels, rows, columns]
+        return grids.flatten(2).mT  # [batch, cells, channels]
 
 
-def check_sight(settings: Any, seen: Sight) -> None:
-    """Settings of an encoder that is trained along mean nothing for one that is frozen, and the other way round."""
-    if seen.frozen and settings.mirror:
-        raise ValueError("mirror=True needs an encoder that is trained along; this one sees each image only once")
-    if not seen.frozen and settings.cache is not None:
-        raise ValueError("cache= needs a frozen encoder; this one is trained along, and nothing of it can be kept")
+def make_encoder(encoder: str | nn.Module, image_size: int | None) -> GridEncoder:
+    """An encoder by name, with new weights; or a copy of a user's encoder."""
+    if isinstance(encoder, nn.Module):
+        return GridEncoder(copy.deepcopy(encoder), image_size)
+    if not isinstance(encoder, str) or encoder not in ENCODERS:
+        raise ValueError(f"encoder must be {', '.join(ENCODERS)} or an nn.Module, got {encoder!r}")
+    return GridEncoder(ENCODERS[encoder](), image_size)
 
 
-def check_settings(settings: Any) -> None:
-    """What must hold of the settings, before an image is read."""
-    check_choice(settings, attention=("soft", "hard"), tokens=("words", "pieces"))
-    check_choice(settings, tied=(True, False), mirror=(True, False))
-    check_whole(settings, ("least", "vocabulary", "longest", "size", "hidden", "score_size", "samples"))
-    check_whole(settings, ("epochs", "batch_size", "accumulate", "average"))
-    check_whole(settings, [name for name in ("image_size", "patience") if getattr(settings, name) is not None])
-    check_between(settings, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
-    check_from_zero(settings, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
-    check_from_zero(settings, reward=math.inf, entropy=math.inf)
-    fraction("soft_start", settings.soft_start)
-    fraction("expected", settings.expected)
+class EncodedImages:
+    """Images that are encoded whenever they are used, because the encoder is trained.
+
+    mirror   in training, each time a random half of them is mirrored left to right
+    """
+
+    def __init__(self, encoder: GridEncoder, images: Sequence[ImageSource], mirror: bool = False) -> None:
+        self.encoder, self.mirror = encoder, mirror
+        self.images = torch.from_numpy(read_images(images, encoder.image_size))  # [images, size, size, 3]
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        """The grids of images by index, `[batch, cells, channels]`."""
+        # An image with several captions in the batch is encoded once.
+        unique, inverse = torch.unique(indices, return_inverse=True)
+        images = self.images[unique]
+        if self.mirror and self.encoder.training:
+            mirrored = torch.rand(len(images)) < 0.5
+            images = torch.where(mirrored[:, None, None, None], images.flip(2), images)
+        return self.encoder.grids(images)[inverse]
+
+
+@contextmanager
+def open_grids(
+    encoder: GridEncoder, images: Sequence[ImageSource], cache: str | Path | None, *, mirror: bool, progress: bool
+) -> Iterator[Grids]:
+    """The grids of images, for training. Without a cache folder, those of a frozen encoder are removed at the end."""
+    if not encoder.frozen:
+        yield EncodedImages(encoder, images, mirror)
+        return
+    temporary = tempfile.TemporaryDirectory(prefix="regard-") if cache is None else nullcontext(str(cache))
+    with temporary as parent:
+        folder = Path(parent) / type(encoder.encoder).__name__
+        cached = cached_grids(images, encoder.eval(), folder, progress=progress)
+        yield lambda indices: cached[indices.numpy()].flatten(2).mT  # [batch, cells, channels]
+
+
+@torch.inference_mode()
+def encode_batches(encoder: GridEncoder, images: Sequence[ImageSource]) -> Iterator[Tensor]:
+    """The grids of images, `[some, cells, channels]` at a time."""
+    for start in range(0, len(images), IMAGES_PER_BATCH):
+        yield encoder.grids(read_images(images[start : start + IMAGES_PER_BATCH], encoder.image_size))
+
+
+def caption_tokens(
+    decoder: CaptionDecoder,
+    grids: Iterable[Tensor],
+    tokenizer: "Tokenizer",
+    longest: int,
+    *,
+    beam: int = 1,
+    penalty: float = 1.0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[list[int]]:
+    """The tokens of each image's caption, at most `longest`, from batches of grids `[some, cells, channels]`."""
+
+    def batches() -> Iterator[Batch[Any]]:
+        first = 0
+        for grid in grids:
+            yield Batch(range(first, first + len(grid)), decoder.begin(grid), longest + 1)
+            first += len(grid)
+
+    unknown = tokenizer.token_to_id(UNKNOWN)
+    step = forbid(decoder.step, [PADDING, START] if unknown is None else [PADDING, START, unknown])
+    tokens = decode_batches(step, batches(), start=START, end=END, size=beam, penalty=penalty, progress=progress)
+    return [ids[:longest] for ids in tokens.values()]  # a caption that did not end has one token more
+
+
+def caption_text(tokenizer: "Tokenizer", tokens: list[int]) -> str:
+    """Tokens as a line of text."""
+    return " ".join(tokenizer.decode(tokens).split())

@@ -1,52 +1,57 @@
-"""How near captions are to what people wrote: BLEU-1 to 4 and CIDEr-D, over all references of each image.
+"""Scores of captions against all references of each image: BLEU-1 to BLEU-4 by sacreBLEU, and CIDEr-D.
 
     BLEU-n   = 100 · BP · exp(1/n Σₖ₌₁ⁿ log pₖ)                                        Papineni et al. 2002
     CIDEr-D  = mean over images and n = 1..4 of                                        Vedantam et al. 2015, section 6
                10/m Σⱼ exp(−(l(c) − l(sⱼ))² / 2σ²) · min(g(c), g(sⱼ)) · g(sⱼ) / (‖g(c)‖ ‖g(sⱼ)‖)
 
-pₖ is the share of all captions' k-grams that are in a reference of the image, each at most as often as in the one that
-has it most often; BP = exp(min(0, 1 − r/c)) for c words in all captions, and r in the references that are nearest in
-length, of two the shorter. Nothing is smoothed: without a single common 4-gram BLEU-4 is 0.
+BLEU is that of the corpus, from 0 to 100, without smoothing: without a common 4-gram BLEU-4 is 0. The length of the
+references is that of the nearest one, of two equally near ones the shorter.
 
-g(s) is the vector of the sentence's n-grams, how often each occurs times log(images / images with it in a reference);
-the m references of the image are sⱼ, l is the length in words, and σ = 6. As in the authors' program, n-grams are
-counted, not divided by the length, and words are not stemmed. It goes from 0 to 10; papers often give it times 100.
+g(s) is the vector of a sentence's n-grams: the count of each, times log(images / images with it in a reference). The m
+references of an image are sⱼ, l is the length in words, and σ = 6. As in the authors' program, n-grams are counted, not
+divided by the length, and words are not stemmed. It is from 0 to 10; papers often report it times 100.
 
-Words are in lower case and without punctuation, as papers on captions have it: "A man 's T-shirt ." is a, man, s,
-t-shirt. BLEU is from 0 to 100.
+As in papers on captions, words are in lower case and without punctuation: "A man 's T-shirt ." is a, man, s, t-shirt.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TypeAlias
+
+from regard.data.tables import INSTALL
 
 WORD = re.compile(r"\w+(?:['’\-]\w+)*")
-LONGEST, SPREAD = 4, 6.0
+MAX_ORDER, SIGMA = 4, 6.0
 """Words in the longest n-grams, and σ of CIDEr-D."""
 
-Grams = Counter[tuple[str, ...]]
+Words: TypeAlias = Sequence[str]
+Ngrams: TypeAlias = Counter[tuple[str, ...]]
 
 
 def caption_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """BLEU-1 to BLEU-4 and CIDEr-D, by name, of one caption for each image against one or more references each.
 
     >>> references = [["a dog runs on grass"], ["the red car", "a car"]]
-    >>> found = caption_scores(["A dog runs on grass .", "A red car"], references)
-    >>> {name: round(score, 1) for name, score in found.items()}
+    >>> scores = caption_scores(["A dog runs on grass .", "A red car"], references)
+    >>> {name: round(score, 1) for name, score in scores.items()}
     {'BLEU-1': 100.0, 'BLEU-2': 91.3, 'BLEU-3': 85.5, 'BLEU-4': 88.9, 'CIDEr-D': 6.3}
     """
-    check_pairs(captions, references)
-    said = [words(caption) for caption in captions]
-    meant = [[words(reference) for reference in several] for several in references]
-    scores = {f"BLEU-{order}": score for order, score in enumerate(bleu(said, meant), 1)}
-    return scores | {"CIDEr-D": cider_d(said, meant)}
+    check_references(captions, references)
+    caption_words = [words(caption) for caption in captions]
+    reference_words = [[words(reference) for reference in several] for several in references]
+    scores = {f"BLEU-{order}": score for order, score in enumerate(bleu(caption_words, reference_words), 1)}
+    return scores | {"CIDEr-D": cider_d(caption_words, reference_words)}
 
 
-def check_pairs(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """One caption an image, and at least one reference."""
+def check_references(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raise unless each image has one caption and at least one reference with a word."""
     if len(captions) != len(references) or not len(captions):
-        raise ValueError(f"captions and references must be of one length, got {len(captions)} and {len(references)}")
+        raise ValueError(
+            f"captions and references must have the same length, at least 1, got {len(captions)} and {len(references)}"
+        )
     for image, (caption, several) in enumerate(zip(captions, references, strict=True)):
         if isinstance(several, str) or not isinstance(caption, str):
             raise TypeError(
@@ -57,12 +62,12 @@ def check_pairs(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
 
 
 def has_words(captions: Sequence[str]) -> bool:
-    """Whether there is a word in any of some captions."""
+    """Whether any of some captions has a word."""
     return any(words(caption) for caption in captions)
 
 
 def words(caption: str) -> list[str]:
-    """What is compared: lower case, without punctuation.
+    """The words that are compared: in lower case, without punctuation.
 
     >>> words("A man 's T-shirt ; 2 dogs' toys .")
     ['a', 'man', 's', 't-shirt', '2', 'dogs', 'toys']
@@ -70,54 +75,47 @@ def words(caption: str) -> list[str]:
     return WORD.findall(caption.lower())
 
 
-def grams(sentence: Sequence[str], size: int) -> Grams:
-    """How often each run of so many words occurs."""
+def bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> list[float]:
+    """BLEU-1 to BLEU-4 of a corpus."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError:
+        raise ModuleNotFoundError(f"scores of captions need the package sacrebleu: {INSTALL}") from None
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)  # words are separated, and in lower case
+    # One stream for the first reference of each image, one for the second, …; None where there are fewer.
+    streams = zip_longest(*([" ".join(reference) for reference in several] for several in references))
+    counts = metric.corpus_score([" ".join(caption) for caption in captions], [list(stream) for stream in streams])
+    lengths = {"sys_len": counts.sys_len, "ref_len": counts.ref_len}
+    return [
+        BLEU.compute_bleu(counts.counts[:order], counts.totals[:order], **lengths, max_ngram_order=order).score
+        for order in range(1, MAX_ORDER + 1)
+    ]
+
+
+def count_ngrams(sentence: Words, size: int) -> Ngrams:
+    """The count of each n-gram of a size."""
     return Counter(tuple(sentence[start : start + size]) for start in range(len(sentence) - size + 1))
 
 
-def bleu(captions: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> tuple[float, ...]:
-    """BLEU-1 to 4 of sentences in words."""
-    length = sum(map(len, captions))
-    wanted = sum(nearest(len(said), meant) for said, meant in zip(captions, references, strict=True))
-    brevity = math.exp(min(0.0, 1 - wanted / length)) if length else 0.0
-    logs, scores = 0.0, []
-    for size in range(1, LONGEST + 1):
-        found = total = 0
-        for said, meant in zip(captions, references, strict=True):
-            most: Grams = Counter()
-            for reference in meant:
-                most |= grams(reference, size)
-            ours = grams(said, size)
-            found, total = found + (ours & most).total(), total + ours.total()
-        logs += math.log(found / total) if found else -math.inf
-        scores.append(100 * brevity * math.exp(logs / size))
-    return tuple(scores)
-
-
-def nearest(length: int, references: Sequence[Sequence[str]]) -> int:
-    """The length of the reference that is nearest in length; of two the shorter."""
-    return min((abs(len(reference) - length), len(reference)) for reference in references)[1]
-
-
-def cider_d(captions: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> float:
-    """CIDEr-D of sentences in words. How rare an n-gram is, is counted in the references: one image alone scores 0."""
+def cider_d(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> float:
+    """CIDEr-D of a corpus. Document frequencies are those of the references: one image alone scores 0."""
     total = 0.0
-    for size in range(1, LONGEST + 1):
-        meant = [[grams(reference, size) for reference in several] for several in references]
-        images: Grams = Counter(gram for several in meant for gram in set().union(*several))
-        rare = {gram: math.log(len(references) / count) for gram, count in images.items()}
-        unseen = math.log(len(references))  # as if one image had it
-        for said, sentences, vectors in zip(captions, references, meant, strict=True):
-            ours = {gram: count * rare.get(gram, unseen) for gram, count in grams(said, size).items()}
-            for sentence, counts in zip(sentences, vectors, strict=True):
-                theirs = {gram: count * rare[gram] for gram, count in counts.items()}
-                nearness = math.exp(-((len(said) - len(sentence)) ** 2) / (2 * SPREAD**2))
-                total += nearness * clipped_cosine(ours, theirs) / len(sentences)
-    return 10 * total / (LONGEST * len(captions))
+    for size in range(1, MAX_ORDER + 1):
+        counts = [[count_ngrams(reference, size) for reference in several] for several in references]
+        images: Ngrams = Counter(ngram for several in counts for ngram in set().union(*several))
+        idf = {ngram: math.log(len(references) / count) for ngram, count in images.items()}
+        unseen = math.log(len(references))  # as if it were in one image
+        for caption, sentences, vectors in zip(captions, references, counts, strict=True):
+            ours = {ngram: count * idf.get(ngram, unseen) for ngram, count in count_ngrams(caption, size).items()}
+            for sentence, vector in zip(sentences, vectors, strict=True):
+                theirs = {ngram: count * idf[ngram] for ngram, count in vector.items()}
+                length_factor = math.exp(-((len(caption) - len(sentence)) ** 2) / (2 * SIGMA**2))
+                total += length_factor * clipped_cosine(ours, theirs) / len(sentences)
+    return 10 * total / (MAX_ORDER * len(captions))
 
 
 def clipped_cosine(ours: dict[tuple[str, ...], float], theirs: dict[tuple[str, ...], float]) -> float:
-    """min(a, b) · b / (‖a‖ ‖b‖): what is said more often than in the reference counts no more for it."""
-    both = sum(min(value, theirs[gram]) * theirs[gram] for gram, value in ours.items() if gram in theirs)
-    size = math.hypot(*ours.values()) * math.hypot(*theirs.values())
-    return both / size if size else 0.0
+    """min(a, b) · b / (‖a‖ ‖b‖): an n-gram that is repeated more often than in the reference counts no more."""
+    product = sum(min(value, theirs[ngram]) * theirs[ngram] for ngram, value in ours.items() if ngram in theirs)
+    norms = math.hypot(*ours.values()) * math.hypot(*theirs.values())
+    return product / norms if norms else 0.0

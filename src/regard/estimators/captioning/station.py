@@ -56,7 +56,7 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     learned, held = scenes(100 if quick else 2000, seed), scenes(LOOKED if quick else HELD_OUT, seed + 1)
     made = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
     soft = Captioner("soft", **made).fit(list(learned.images), learned.captions)
-    encoder = soft.sight_.encoder  # trained, and frozen by now: from here on it sees each image once
+    encoder = soft.encoder_.encoder  # trained, and frozen by now: from here on it sees each image once
     data = f"{len(held.captions)} new scenes"
     blind = Captioner("soft", encoder=OneVector(encoder), **made).fit(list(learned.images), learned.captions)
     without = exact(blind, held)

@@ -1,15 +1,15 @@
-"""What a captioner sees: images through an encoder, turned left to right or not, and whose encoder it is."""
+"""The encoder of a captioner: its images, mirrored or not, and its copy of a user's encoder."""
 
 import numpy as np
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from regard.estimators.captioning.encoder import Shown, Sight, sight
+from regard.estimators.captioning.networks import EncodedImages, GridEncoder, make_encoder
 
 
 class Itself(nn.Module):
-    """Every pixel is a cell, and the number of images is known."""
+    """Every pixel is a cell; `seen` has the number of images of each call."""
 
     image_size = 5
 
@@ -30,45 +30,45 @@ def cells(images):
     return torch.tensor(images / 255).float().flatten(1, 2)
 
 
-def test_images_are_found_by_their_places_and_seen_once():
+def test_images_are_chosen_by_index_and_encoded_once():
     encoder, images = Itself(), pictures()
-    shown = Shown(Sight(encoder), images)
+    grids = EncodedImages(GridEncoder(encoder), images)
     encoder.seen.clear()
-    places = torch.tensor([6, 2, 2, 0, 6])
-    assert_close(shown(places), cells(images[places]))
+    indices = torch.tensor([6, 2, 2, 0, 6])
+    assert_close(grids(indices), cells(images[indices]))
     assert encoder.seen == [3]
 
 
-def test_half_of_them_are_turned_left_to_right_in_training_alone():
+def test_half_of_the_images_are_mirrored_in_training_only():
     images = pictures(101)
-    shown, places = Shown(Sight(Itself()), images, mirror=True), torch.arange(101)
-    shown.sight.eval()
-    assert_close(shown(places), cells(images))
-    shown.sight.train()
+    grids, indices = EncodedImages(GridEncoder(Itself()), images, mirror=True), torch.arange(101)
+    grids.encoder.eval()
+    assert_close(grids(indices), cells(images))
+    grids.encoder.train()
     torch.manual_seed(0)
-    found, other = shown(places), shown(places)
-    plain, turned = (
+    found, other = grids(indices), grids(indices)
+    plain, mirrored = (
         [torch.equal(a, b) for a, b in zip(found, cells(way), strict=True)] for way in (images, images[:, :, ::-1])
     )
-    assert all(a != b for a, b in zip(plain, turned, strict=True))
-    assert 30 < sum(turned) < 71
+    assert all(a != b for a, b in zip(plain, mirrored, strict=True))
+    assert 30 < sum(mirrored) < 71
     assert not torch.equal(found, other)
-    shown.mirror = False
-    assert_close(shown(places), cells(images))
+    grids.mirror = False
+    assert_close(grids(indices), cells(images))
 
 
 def test_a_users_encoder_is_copied():
     encoder = Itself()
-    made = sight(encoder, None)
+    made = make_encoder(encoder, None)
     with torch.no_grad():
         made.encoder.weight.add_(1)
     assert encoder.weight.tolist() == [1.0]
     assert (made.image_size, made.channels, made.shape) == (5, 3, (5, 5))
-    assert sight(encoder, 4).shape == (4, 4)
+    assert make_encoder(encoder, 4).shape == (4, 4)
 
 
-def test_who_has_nothing_to_learn_is_frozen():
-    made = Sight(Itself())
+def test_an_encoder_without_trainable_parameters_is_frozen():
+    made = GridEncoder(Itself())
     assert not made.frozen
     made.encoder.requires_grad_(False)
     assert made.frozen
