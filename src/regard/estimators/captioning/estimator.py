@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from regard.checks import positive
+from regard.checks import fraction, positive
 from regard.data import text as texts
 from regard.data.images import (
     CaptionBatch,
@@ -49,18 +49,17 @@ from regard.estimators.captioning.training import (
     warn_of_soft_epoch,
 )
 from regard.estimators.common import (
-    check_search,
     adamw,
     check_between,
     check_choice,
     check_from_zero,
+    check_search,
     check_whole,
     kept_run,
     restored_history,
     saved_history,
 )
 from regard.estimators.settings import saved_settings, seed_of
-from regard.layers.checks import share as fraction
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
