@@ -22,9 +22,9 @@ from regard.cli.tour import STATIONS
 from regard.estimators.captioning.station import OneVector, unevenness
 from regard.estimators.writing.station import trigrams
 from regard.models.image_encoders import SmallResNet
-from regard.tour import Station, chosen, tour
-from regard.tour.findings import Passage, Picture, Row, Saved
+from regard.tour.findings import Passage, Picture, Row, Saved, Station
 from regard.tour.html import number
+from regard.tour.runner import run_stations, select_stations
 
 LATER = {"Writer, 2 blocks", "ConvNet with attention", "bahdanau", "luong", "Transformer, 2 blocks"}
 LATER |= {"soft attention", "hard attention", "weight on what is named", "soft, λ = 0.1"}
@@ -36,11 +36,11 @@ def recorded(monkeypatch, stations):
     visits = []
 
     def record(*given):
-        for visit in tour(*given):
+        for visit in run_stations(*given):
             visits.append(visit)
             yield visit
 
-    monkeypatch.setattr(regard.cli.tour, "tour", record)
+    monkeypatch.setattr(regard.cli.tour, "run_stations", record)
     monkeypatch.setattr(regard.cli.tour, "STATIONS", stations)
     return visits
 
@@ -75,7 +75,7 @@ def test_the_whole_tour_runs(toured):
 def test_the_page_holds_all_that_was_found(toured):
     out, _, visits = toured
     page = (out / "index.html").read_text()
-    assert "still under way" not in page
+    assert "still running" not in page
     assert "A quick tour" in page
     pictures = [found for visit in visits for found in visit.findings if isinstance(found, Picture)]
     inside = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
@@ -147,7 +147,7 @@ def small(name, *, fails=False):
             raise ArithmeticError(f"{name} <fell>\nover")
         yield Passage("To read", "Short.", "a < b")
 
-    return Station(name, f"The {name}", "What it is.", visit, 3)
+    return Station(name, f"The {name}", "What it is.", visit, 3, chapter=1)
 
 
 def test_a_station_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
@@ -167,14 +167,14 @@ def test_a_station_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch
 
 def test_the_page_is_written_after_each_station(tmp_path):
     pages = []
-    for visit in tour([small("first"), small("second")], tmp_path):
+    for visit in run_stations([small("first"), small("second")], tmp_path):
         pages.append((tmp_path / "index.html").read_text())
         assert len(visit.findings) == 3
     assert "The first" in pages[0]
     assert "The second" not in pages[0]
-    assert "still under way: 1 more to come" in pages[0]
+    assert "still running: 1 more stations to come" in pages[0]
     assert "The second" in pages[1]
-    assert "still under way" not in pages[1]
+    assert "still running" not in pages[1]
 
 
 def test_some_stations_alone_find_the_same(tmp_path, monkeypatch):
@@ -203,10 +203,12 @@ def test_a_station_has_as_many_threads_as_it_says(tmp_path):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        stations = [Station(f"{most}", "A few", "Small.", visit, 0, threads=most) for most in (1, None, 2, 8)]
+        stations = [
+            Station(f"{most}", "A few", "Small.", visit, 0, chapter=1, threads=most) for most in (1, None, 2, 8)
+        ]
         with threadpool_limits(3, user_api="blas"):
             kinds = len(blas())  # none, where NumPy has another
-            assert not [visit.error for visit in tour(stations, tmp_path) if visit.error]
+            assert not [visit.error for visit in run_stations(stations, tmp_path) if visit.error]
             assert seen == [(most, {most} if kinds else set()) for most in (1, 3, 2, 3)]
             assert torch.get_num_threads() == 3  # and what comes after the tour is as it was
             assert blas() == ({3} if kinds else set())
@@ -222,7 +224,7 @@ def test_a_station_that_is_not_there(tmp_path):
         == "error: a station must be one of kernel, bags, seq2seq, captions, layer, transformer, got 'zoo'\n"
     )
     assert not (tmp_path / "tour").exists()
-    assert chosen(STATIONS, []) == list(STATIONS)
+    assert select_stations(STATIONS, []) == list(STATIONS)
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path):
@@ -234,8 +236,8 @@ def test_a_file_in_the_place_of_the_folder(tmp_path):
 
 def test_a_page_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "index.html").write_text("<title>mine</title>")
-    with pytest.raises(FileExistsError, match=r"index\.html is not a page of the tour, and would be written over"):
-        next(tour([small("first")], tmp_path))
+    with pytest.raises(FileExistsError, match=r"index\.html was not written by the tour and would be overwritten"):
+        next(run_stations([small("first")], tmp_path))
     assert (tmp_path / "index.html").read_text() == "<title>mine</title>"
 
 
@@ -244,13 +246,15 @@ def test_a_tour_that_is_stopped_says_so(tmp_path):
         yield small("other").visit(folder, seed, quick).__next__()
         raise KeyboardInterrupt
 
-    visits = tour([small("first"), Station("second", "The second", "…", stop, 1), small("third")], tmp_path)
+    visits = run_stations(
+        [small("first"), Station("second", "The second", "…", stop, 1, chapter=1), small("third")], tmp_path
+    )
     assert next(visits).station.name == "first"
-    with pytest.raises(KeyboardInterrupt, match=r"what was seen so far is in .*index.html"):
+    with pytest.raises(KeyboardInterrupt, match=r"the results so far are in .*index.html"):
         next(visits)
     page = (tmp_path / "index.html").read_text()
-    assert "The tour was stopped: 2 of its stations are not here." in page
-    assert "still under way" not in page
+    assert "The tour was stopped: 2 of its stations are missing." in page
+    assert "still running" not in page
     assert "The first" in page
 
 
@@ -259,15 +263,15 @@ def test_a_model_that_is_not_better_is_said_to_be_not(tmp_path):
         yield Row("data", "good <one>", "error", 1.0, "other", 2.0, lower=True)
         yield Row("data", "bad <one>", "error", 3.0, "other", 2.0, lower=True)
 
-    list(tour([Station("mixed", "Mixed", "…", visit, 2), small("good")], tmp_path))
+    list(run_stations([Station("mixed", "Mixed", "…", visit, 2, chapter=1), small("good")], tmp_path))
     page = (tmp_path / "index.html").read_text()
-    assert page.count("No better here than what came before: ") == 1
-    assert "before: bad &lt;one&gt;. What is said" in page
+    assert page.count("Not better than the baseline here: ") == 1
+    assert "here: bad &lt;one&gt;. The captions" in page
 
 
 def test_a_file_in_the_place_of_a_stations_folder_stops_only_that_station(tmp_path):
     (tmp_path / "first").write_text("mine")
-    first, second = tour([small("first"), small("second")], tmp_path)
+    first, second = run_stations([small("first"), small("second")], tmp_path)
     assert first.error.startswith("FileExistsError")
     assert not second.error
 
@@ -280,7 +284,7 @@ def test_a_console_without_greek_sees_the_tour(tmp_path):
         from regard.tour.findings import Row, Station
         def visit(folder, seed, quick):
             yield Row("x + ε", "λ = 0", "error", 1.0, "other", 2.0, lower=True)
-        cli.STATIONS = [Station("one", "The one", "…", visit, 1), Station("two", "The two", "…", visit, 1)]
+        cli.STATIONS = [Station(name, f"The {{name}}", "…", visit, 1, chapter=1) for name in ("one", "two")]
         sys.exit(not cli.run(Path({str(tmp_path)!r}), "", 0, True))
     """
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}

@@ -1,10 +1,5 @@
-"""The tour: every system on a small case, what it looked at, and how it compares with what came before it.
+"""The tour: every system on a small case, what it looked at, and its score beside that of a baseline.
 
-`regard tour` visits the stations and writes a page to look at. A station is the file `station.py` of a subject in
-`regard.estimators`, or `layers.py` here.
+`regard tour` runs the stations and writes a page. Stations are in the file `station.py` of each subject of
+`regard.estimators`, and in `layers.py` here.
 """
-
-from regard.tour.findings import Station
-from regard.tour.runner import Visited, chosen, tour
-
-__all__ = ["Station", "Visited", "chosen", "tour"]

@@ -1,25 +1,41 @@
-"""Pictures that only the tour needs, of arrays: narrow and tall, so that a phone shows their letters at their size."""
+"""Pictures that only the tour needs: narrow and tall, so that a phone shows their letters at their size."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
 
 from regard.plots import BLUE, VERMILION, alignment_map
 
-Array = Any
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[Any]
 WIDTH = 5.2
 """Inches."""
 
 
-def tall(height: float) -> Any:
-    """A figure for axes that stand one above the other."""
+class Alignment(Protocol):
+    """What each target token looked at."""
+
+    @property
+    def source(self) -> Sequence[str]: ...
+    @property
+    def target(self) -> Sequence[str]: ...
+    @property
+    def weight(self) -> Array: ...  # [target, source]
+
+
+def tall_figure(height: float) -> "Figure":
+    """A figure whose axes are below each other."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def draw_bags(bags: Sequence[tuple[Array, Array]]) -> Any:
+def draw_bags(bags: Sequence[tuple[Array, Array]]) -> "Figure":
     """A row for each bag: its digits [n, 64], and below each its weight, of [n], as a bar."""
-    figure = tall(0.95 * len(bags) + 0.4)
+    figure = tall_figure(0.95 * len(bags) + 0.4)
     wide = max(len(weights) for _, weights in bags)
     grid = figure.subplots(len(bags), wide, squeeze=False)
     for row, (pixels, weights) in zip(grid, bags, strict=True):
@@ -35,9 +51,9 @@ def draw_bags(bags: Sequence[tuple[Array, Array]]) -> Any:
     return figure
 
 
-def draw_maps(maps: Sequence[tuple[str, Array, Sequence[str]]], height: float) -> Any:
+def draw_maps(maps: Sequence[tuple[str, Array, Sequence[str]]], height: float) -> "Figure":
     """Maps of pieces by pieces, two in a row, each a title, weights [n, n] and the pieces [n]."""
-    figure = tall(height)
+    figure = tall_figure(height)
     places = figure.subplots((len(maps) + 1) // 2, 2, squeeze=False).flat
     for axes, (title, weights, pieces) in zip(places, maps, strict=False):
         alignment_map(weights, pieces, pieces, axes)
@@ -48,21 +64,23 @@ def draw_maps(maps: Sequence[tuple[str, Array, Sequence[str]]], height: float) -
     return figure
 
 
-def draw_alignments(found: dict[str, Any]) -> Any:
-    """Under each name an `Alignment` of characters: what is written by what was read."""
-    figure = tall(0.3 + 3.15 * len(found))
-    for axes, (name, one) in zip(figure.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):
+def draw_alignments(alignments: Mapping[str, Alignment]) -> "Figure":
+    """Under each name an alignment of characters."""
+    figure = tall_figure(0.3 + 3.15 * len(alignments))
+    for axes, (name, one) in zip(
+        figure.subplots(len(alignments), 1, squeeze=False)[:, 0], alignments.items(), strict=True
+    ):
         alignment_map(one.weight, [character.replace(" ", "␣") for character in one.source], one.target, axes)
         axes.set_title(name, loc="left", fontsize="medium")
         axes.set(xlabel="looks at", ylabel="writes")
     return figure
 
 
-def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int, int], Array]]]) -> Any:
+def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int, int], Array]]]) -> "Figure":
     """A row for each image [h, w]: itself, then each cell (y, x) that looks in a frame, and its weights [h, w]."""
     from matplotlib.patches import Rectangle
 
-    figure = tall(1.35 * len(images) + 0.3)
+    figure = tall_figure(1.35 * len(images) + 0.3)
     grid = figure.subplots(len(images), 1 + max(map(len, looks)), squeeze=False)
     for row, image, some in zip(grid, images, looks, strict=True):
         row[0].imshow(image, cmap="Greys")
@@ -79,12 +97,12 @@ def draw_cells(images: Sequence[Array], looks: Sequence[Sequence[tuple[tuple[int
     return figure
 
 
-def draw_strips(image: Array, strips: dict[str, tuple[Sequence[str], Array]], across: int = 5) -> Any:
+def draw_strips(image: Array, strips: dict[str, tuple[Sequence[str], Array]], across: int = 5) -> "Figure":
     """For each name a strip: the image, and for each of its words where it looked, `[words, rows, columns]`."""
     from regard.plots import image_strip
 
     rows = [-(-(len(words) + 1) // across) for words, _ in strips.values()]
-    figure = tall(1.3 * sum(rows) + 0.4 * len(rows))
+    figure = tall_figure(1.3 * sum(rows) + 0.4 * len(rows))
     parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
     for part, (name, (words, weights)), high in zip(parts, strips.items(), rows, strict=True):
         places = list(part.subplots(high, across, squeeze=False).flat)
@@ -95,9 +113,9 @@ def draw_strips(image: Array, strips: dict[str, tuple[Sequence[str], Array]], ac
     return figure
 
 
-def draw_coverage(images: Array, sums: dict[str, Sequence[Array]]) -> Any:
+def draw_coverage(images: Array, sums: dict[str, Sequence[Array]]) -> "Figure":
     """A row for each image: itself, and under each name the weight that its cells had in all, `[rows, columns]`."""
-    figure = tall(1.62 * len(images) + 0.9)
+    figure = tall_figure(1.62 * len(images) + 0.9)
     grid = figure.subplots(len(images), 1 + len(sums), squeeze=False)
     for row, image, maps in zip(grid, images, zip(*sums.values(), strict=True), strict=True):
         row[0].imshow(image)

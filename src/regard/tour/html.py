@@ -1,19 +1,15 @@
-"""The report of the tour: one HTML file with its pictures inside. It asks nothing of the network, and runs no script.
+"""The report of the tour: one HTML file that contains its pictures. It loads nothing and runs no script.
 
-The page is written under a temporary name and renamed: whoever opens it while the tour goes on sees a whole one.
+The page is written under a temporary name and renamed, so that it is complete whenever it is opened.
 """
 
 import base64
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from regard.files import write_text
-from regard.tour.findings import Finding, Passage, Picture, Row, Saved
-
-if TYPE_CHECKING:
-    from regard.tour.runner import Visited
+from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Visit
 
 PAGE, TITLE = "index.html", "<title>The tour of Regard</title>"
 STYLE = """
@@ -52,48 +48,45 @@ summary { cursor: pointer; }
 }
 """
 COLUMNS = ("Station", "Data", "Model", "Score", "Baseline", "Seconds")
-TYPED = (
-    "Where the tour was started, with its environment active (after <code>make demo</code>:"
+COMMANDS = (
+    "In the folder where the tour was started, with its environment active (after <code>make demo</code>:"
     " <code>source .venv/bin/activate</code>):"
 )
-BEHIND = (
-    "No better here than what came before: {}. What is said of the pictures is what to see when they are trained for"
-    " long enough."
-)
-RULE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""What the browser may load for the page: nothing that is not in it."""
+BEHIND = "Not better than the baseline here: {}. The captions of the pictures describe what longer training gives."
+CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""The browser may load nothing that is not in the page."""
 
 
-def check_ours(out: Path) -> None:
-    """A page that some other program wrote, or a person, is not written over."""
+def check_page(out: Path) -> None:
+    """Raise rather than overwrite a page that the tour did not write."""
     path = out / PAGE
     if path.exists() and TITLE not in path.read_text(encoding="utf-8", errors="replace"):
-        raise FileExistsError(f"{path} is not a page of the tour, and would be written over: give another folder")
+        raise FileExistsError(f"{path} was not written by the tour and would be overwritten: choose another folder")
 
 
-def write_page(out: Path, done: "Sequence[Visited]", left: int = 0, quick: bool = False, stopped: bool = False) -> Path:
-    """Write the page of what was visited so far; `left` says how many stations are still to come, or never will."""
+def write_page(out: Path, done: Sequence[Visit], left: int = 0, quick: bool = False, stopped: bool = False) -> Path:
+    """Write the page with the stations so far; `left` is the number of stations that are missing."""
     path = out / PAGE
-    write_text(path, page(out, done, left, quick, stopped))
+    write_text(path, _page(out, done, left, quick, stopped))
     return path
 
 
-def page(out: Path, done: "Sequence[Visited]", left: int, quick: bool, stopped: bool) -> str:
+def _page(out: Path, done: Sequence[Visit], left: int, quick: bool, stopped: bool) -> str:
     """The whole page."""
     notes = [
-        "A quick tour: less data and fewer steps. Scores are worse than those of the whole one, and much that is said"
-        " of the pictures can only be seen there."
+        "A quick tour: less data and fewer steps. Scores are worse than those of the full tour, and some pictures do"
+        " not show yet what their captions say."
         if quick
         else "",
-        f"The tour was stopped: {left} of its stations are not here." if stopped else "",
-        f"The tour is still under way: {left} more to come." if left and not stopped else "",
+        f"The tour was stopped: {left} of its stations are missing." if stopped else "",
+        f"The tour is still running: {left} more stations to come." if left and not stopped else "",
     ]
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{RULE}">
+<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
 <link rel="icon" href="data:,">
 {TITLE}
 <style>{STYLE}</style>
@@ -101,90 +94,87 @@ def page(out: Path, done: "Sequence[Visited]", left: int, quick: bool, stopped: 
 <body>
 <header>
 <h1>From kernel regression to the Transformer</h1>
-<p>Attention is one operation, score → weigh → average. Every station puts other parts into it, trains it here, on this
-machine, and shows what it looked at and how it compares with what came before it.</p>
+<p>Attention is one operation, score → weigh → average. Every station uses other parts in it, trains it on this
+machine, and shows what it looked at, and its score beside that of a baseline.</p>
 {"".join(f'<p class="soft">{note}</p>' for note in notes if note)}
 </header>
 <main>
-{table(done)}
-{"".join(section(out, visit) for visit in done)}
+{_table(done)}
+{"".join(_section(out, visit) for visit in done)}
 </main>
 </body>
 </html>
 """
 
 
-def table(done: "Sequence[Visited]") -> str:
+def _table(done: Sequence[Visit]) -> str:
     """All rows of all stations; a station that failed says so."""
     lines = []
     for visit in done:
-        link = f'<a href="#{visit.station.name}">{escaped(visit.station.title)}</a>'
-        lines += [line([link, *map(escaped, cells(row, seconds))], row.better) for row, seconds in visit.rows]
+        link = f'<a href="#{visit.station.name}">{html.escape(visit.station.title)}</a>'
+        lines += [_table_row([link, *map(html.escape, cells(row, seconds))], row.better) for row, seconds in visit.rows]
         if visit.error:
-            lines.append(f'<tr><td>{link}</td><td colspan="5" class="alarm">failed: {escaped(visit.error)}</td></tr>\n')
+            lines.append(
+                f'<tr><td>{link}</td><td colspan="5" class="alarm">failed: {html.escape(visit.error)}</td></tr>\n'
+            )
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{''.join(lines)}</tbody></table>\n"
 
 
 def cells(row: Row, seconds: float) -> tuple[str, ...]:
-    """A line of the table but its station, as text."""
+    """A row of the table without its station, as text."""
     score, baseline = f"{row.measure} {number(row.score)}", f"{number(row.baseline_score)}, {row.baseline}"
     return row.data, row.model, score, baseline, f"{seconds:.1f}"
 
 
 def number(value: float) -> str:
-    """Three digits; what is as good as 0 by its power of ten."""
+    """Three digits; a tiny number with its power of ten."""
     return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def line(contents: Sequence[str], better: bool) -> str:
-    """A line of the table; on a phone, each cell stands below the other with its name."""
+def _table_row(contents: Sequence[str], better: bool) -> str:
+    """A row of the table; on a phone its cells are below each other, each with its name."""
     marks = {"Score": ' class="better"'} if better else {}
-    made = "".join(
+    cells_html = "".join(
         f'<td data-name="{name}"{marks.get(name, "")}>{content}</td>'
         for name, content in zip(COLUMNS, contents, strict=True)
     )
-    return f"<tr>{made}</tr>\n"
+    return f"<tr>{cells_html}</tr>\n"
 
 
-def section(out: Path, visit: "Visited") -> str:
-    """A station: what it is, what there is to see, and which models are left to try."""
+def _section(out: Path, visit: Visit) -> str:
+    """A station: its text, its findings, and the commands that open its models."""
     station = visit.station
-    shown = "".join(block(out, station.name, found) for found in visit.findings if not isinstance(found, Saved))
+    shown = "".join(_block(out, station.name, found) for found in visit.findings if not isinstance(found, Saved))
     saved = [found for found in visit.findings if isinstance(found, Saved)]
     commands = "\n".join(command for found in saved for command in found.commands)
-    tried = f"<h3>Try it yourself</h3>\n<p>{TYPED}</p>\n<pre>{escaped(commands)}</pre>\n" if saved else ""
+    tried = f"<h3>Try it yourself</h3>\n<p>{COMMANDS}</p>\n<pre>{html.escape(commands)}</pre>\n" if saved else ""
     short = [row.model for row, _ in visit.rows if not row.better]
-    behind = f'<p class="soft">{BEHIND.format(escaped(", ".join(short)))}</p>\n' if short else ""
+    behind = f'<p class="soft">{BEHIND.format(html.escape(", ".join(short)))}</p>\n' if short else ""
     failed = ""
     if visit.error:
         failed = (
-            f'<p class="alarm">This station failed: {escaped(visit.error)}</p>\n'
-            f"<details><summary>where</summary><pre>{escaped(visit.trace)}</pre></details>\n"
+            f'<p class="alarm">This station failed: {html.escape(visit.error)}</p>\n'
+            f"<details><summary>where</summary><pre>{html.escape(visit.trace)}</pre></details>\n"
         )
     return (
-        f'<section id="{station.name}">\n<h2>{escaped(station.title)}</h2>\n<p>{escaped(station.text)}</p>\n'
+        f'<section id="{station.name}">\n<h2>{html.escape(station.title)}</h2>\n<p>{html.escape(station.text)}</p>\n'
         f'{failed}{behind}<div class="findings">\n{shown}</div>\n{tried}</section>\n'
     )
 
 
-def block(out: Path, station: str, found: Finding) -> str:
+def _block(out: Path, station: str, found: Finding) -> str:
     """A picture or a passage, with its title and its text."""
     if isinstance(found, Picture):
         data = base64.b64encode((out / station / f"{found.name}.png").read_bytes()).decode()
-        image = f'<img alt="{escaped(found.alt)}" src="data:image/png;base64,{data}">'
+        image = f'<img alt="{html.escape(found.alt)}" src="data:image/png;base64,{data}">'
         return (
-            f"<figure>\n<figcaption><h3>{escaped(found.title)}</h3></figcaption>\n{image}\n"
-            f"<p>{escaped(found.text)}</p>\n</figure>\n"
+            f"<figure>\n<figcaption><h3>{html.escape(found.title)}</h3></figcaption>\n{image}\n"
+            f"<p>{html.escape(found.text)}</p>\n</figure>\n"
         )
     if isinstance(found, Passage):
         return (
-            f"<figure>\n<figcaption><h3>{escaped(found.title)}</h3></figcaption>\n<pre>{escaped(found.passage)}</pre>\n"
-            f"<p>{escaped(found.text)}</p>\n</figure>\n"
+            f"<figure>\n<figcaption><h3>{html.escape(found.title)}</h3></figcaption>\n<pre>{html.escape(found.passage)}</pre>\n"
+            f"<p>{html.escape(found.text)}</p>\n</figure>\n"
         )
     return ""
-
-
-def escaped(text: str) -> str:
-    """Text as HTML has it."""
-    return html.escape(text)

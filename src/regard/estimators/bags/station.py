@@ -21,8 +21,8 @@ from regard.estimators.bags.base import RegressorOverBags
 from regard.estimators.bags.estimator import BagClassifier, BagRegressor
 from regard.estimators.bags.evidence import BagEvidence
 from regard.estimators.bags.quadratic import FlatRegressor, QuadraticRegressor
-from regard.tour.figures import draw_bags, tall
-from regard.tour.findings import Finding, Picture, Row, Saved, Station, typed
+from regard.tour.figures import draw_bags, tall_figure
+from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def planted_station(seed: int, quick: bool) -> Iterator[Finding]:
         errors[case] = sample_errors(case, counts, range(seed, seed + repeats))
         ours, theirs = (float(np.median(errors[case][name][:, counts.index(count)])) for name in (model, baseline))
         yield Row(f"{count} bags, planted targets", model, "error", ours, baseline, theirs, lower=True)
-    figure = tall(8.6)
+    figure = tall_figure(8.6)
     draw_samples(counts, {case: errors[case] for case in CASES}, figure, figure.subplots(2, 1))
     yield Picture(
         "samples",
@@ -161,7 +161,10 @@ def digits_station(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     saved = model.save(folder / "nines")
     yield Saved(
         saved,
-        (typed("regard", "predict", saved, table, "--proba"), typed("regard", "evidence", saved, table, "--top", "1")),
+        (
+            command("regard", "predict", saved, table, "--proba"),
+            command("regard", "evidence", saved, table, "--top", "1"),
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.data.samples import Scenes, scenes
 from regard.estimators import Captioner
 from regard.tour.figures import draw_coverage, draw_strips
-from regard.tour.findings import Finding, Picture, Row, Saved, Station, typed
+from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
 
 Array = Any
 SETTINGS: dict[str, Any] = {
@@ -148,8 +148,8 @@ def saved(folder: Path, soft: Captioner, hard: Captioner, held: Scenes) -> Itera
     scene = folder / "scene.png"
     Image.fromarray(held.images[0]).save(scene)
     places = soft.save(folder / "soft"), hard.set_params(encoder="small").save(folder / "hard")
-    yield Saved(places[0], (typed("regard", "caption", places[0], scene), typed("regard", "info", places[0])))
-    yield Saved(places[1], (typed("regard", "caption", places[1], scene, "--plot", folder / "looked.png"),))
+    yield Saved(places[0], (command("regard", "caption", places[0], scene), command("regard", "info", places[0])))
+    yield Saved(places[1], (command("regard", "caption", places[1], scene, "--plot", folder / "looked.png"),))
 
 
 STATIONS = (

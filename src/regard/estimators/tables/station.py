@@ -17,8 +17,8 @@ from regard.attend import look
 from regard.data.samples import noisy_curve
 from regard.estimators import NadarayaWatson
 from regard.scores import Gaussian
-from regard.tour.figures import tall
-from regard.tour.findings import Finding, Picture, Row, Saved, Station, typed
+from regard.tour.figures import tall_figure
+from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
 
 Array = Any
 AVERAGE, GIVEN, LEARNED = "average pooling", "kernel, bandwidth 1", "kernel, learned"
@@ -85,11 +85,12 @@ def curve(seed: int) -> Iterator[Finding]:
     data = "y = 2 sin x + x^0.8 + ε"
     yield Row(data, GIVEN, "error", found.errors[GIVEN], AVERAGE, found.errors[AVERAGE], lower=True)
     yield Row(data, LEARNED, "error", found.errors[LEARNED], AVERAGE, found.errors[AVERAGE], lower=True)
-    axes = plots.new_axes(5.2, 3.6)
+    figure = tall_figure(3.6)
+    axes = plots.hide_frame(figure.add_subplot())
     draw_fits(found, axes)
     yield Picture(
         "fits",
-        axes.figure,
+        figure,
         "A learned kernel follows the curve; an average is blind to it",
         f"50 points, seen through noise of 0.5. Average pooling gives each the same weight, whatever is asked, and is"
         f" off by {found.errors[AVERAGE]:.2f}. A Gaussian kernel of bandwidth 1 looks at points near the query:"
@@ -97,7 +98,7 @@ def curve(seed: int) -> Iterator[Finding]:
         "Noisy points around a wave. A flat line is average pooling, a smooth curve that is too flat has bandwidth 1,"
         " and the learned one lies close to the true wave, which is dashed.",
     )
-    figure = tall(6.2)
+    figure = tall_figure(6.2)
     draw_maps(found, *figure.subplots(2, 1))
     yield Picture(
         "maps",
@@ -128,13 +129,14 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
     yield Row("diabetes, 100 new patients", "kernel, local lines", "R²", score, "k-NN by CV", other_score)
     new = X.iloc[asked].reset_index(drop=True)
     evidence = model.evidence(new[:1], top=5)
-    axes = plots.new_axes(5.2, 3.0)
+    figure = tall_figure(3.0)
+    axes = plots.hide_frame(figure.add_subplot())
     evidence.plot(0, axes=axes)
     predicted, true = float(model.predict(new[:1])[0]), float(y.iloc[asked[0]])
     axes.set_title(f"Predicted {predicted:.0f}; a year later it was {true:.0f}", loc="left")
     yield Picture(
         "evidence",
-        axes.figure,
+        figure,
         "A prediction is training rows with weights, and can show them",
         "The five patients that count most for the prediction of a new one, what was seen of them a year later, and the"
         " weight of all others together. A local line can weigh rows below 0; all weights add up to 1. Linear"
@@ -148,9 +150,9 @@ def table(folder: Path, seed: int) -> Iterator[Finding]:
     yield Saved(
         place,
         (
-            typed("regard", "predict", *asking, "--std"),
-            typed("regard", "evidence", *asking, "--top", "3"),
-            typed("regard", "info", place),
+            command("regard", "predict", *asking, "--std"),
+            command("regard", "evidence", *asking, "--top", "3"),
+            command("regard", "info", place),
         ),
     )
 

@@ -13,7 +13,7 @@ from regard.data.samples import dates, held_out_dates
 from regard.estimators import Translator
 from regard.estimators.translation.evidence import Alignment
 from regard.tour.figures import draw_alignments
-from regard.tour.findings import Finding, Picture, Row, Saved, Station, typed
+from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
 
 SETTINGS: dict[str, Any] = {
     "tokens": "characters",
@@ -61,12 +61,12 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         " its name, those of the day at the day.",
     )
     for place in places:
-        yield Saved(place, (asking(place), typed("regard", "info", place)))
+        yield Saved(place, (asking(place), command("regard", "info", place)))
 
 
 def asking(place: Path) -> str:
     """The command that has a translator read the date of the picture."""
-    return f"{typed('echo', ASKED)} | {typed('regard', 'translate', place)}"
+    return f"{command('echo', ASKED)} | {command('regard', 'translate', place)}"
 
 
 STATIONS = (

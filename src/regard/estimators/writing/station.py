@@ -15,7 +15,7 @@ from regard.data.samples import dates
 from regard.estimators import Translator, Writer
 from regard.estimators.translation import station as seq2seq
 from regard.tour.figures import draw_alignments, draw_maps
-from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Station, typed
+from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Station, command
 
 HELD = 20_000
 """Characters at the end of the text that nothing learns from."""
@@ -103,8 +103,8 @@ def written(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         f"Maps of the characters of {LINE!r}, one for each of {SHOWN} heads, all empty above the diagonal.",
     )
     place = writer.save(folder / "writer")
-    writing = typed("regard", "write", place, "--prompt", PROMPT, "--temperature", "0.6")
-    yield Saved(place, (writing, typed("regard", "info", place)))
+    writing = command("regard", "write", place, "--prompt", PROMPT, "--temperature", "0.6")
+    yield Saved(place, (writing, command("regard", "info", place)))
 
 
 def trigrams(learned: str, held: str, smooth: float = 0.1) -> float:
