@@ -1,4 +1,4 @@
-"""What attention buys in samples: how many bags a model must see before it predicts new ones.
+"""Sample efficiency of attention: test error against the number of training bags, for five models.
 
     python examples/bag_samples.py [docs/bag_samples.png] [repeats]
 
@@ -18,7 +18,7 @@ COUNTS = (10, 20, 40, 80, 160, 320)
 
 
 def main(path: Path, repeats: int, counts: Sequence[int] = COUNTS) -> None:
-    """Compute all errors, print their medians, and draw them."""
+    """Compute all errors, print their medians, and plot them."""
     errors = {}
     for case in CASES:
         errors[case] = sample_errors(case, counts, range(repeats))
@@ -28,7 +28,7 @@ def main(path: Path, repeats: int, counts: Sequence[int] = COUNTS) -> None:
     draw_samples(counts, errors, figure, figure.subplots(1, 2))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, pil_kwargs={"optimize": True})
-    print(f"picture: {path}")
+    print(f"plot: {path}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Attention in a convolutional network: every cell of a digit looks at all others before the digit is named.
+"""Attention in a convolutional network: every cell of a digit attends to all others.
 
     python examples/conv_digits.py [conv_digits.png]
 
 Two convolutions, `ConvSelfAttention` on the 8 × 8 grid, the mean over the cells, ten outputs. It trains in seconds on
-scikit-learn's digits, prints the accuracy on digits that it has not seen, and draws where some cells look.
+scikit-learn's digits, prints the accuracy on held-out digits, and plots where some cells attend.
 """
 
 import math
@@ -22,7 +22,7 @@ from regard.plots import image_strip
 from regard.training import Recipe, train
 
 CELLS = ((2, 3), (3, 5), (5, 2), (6, 4))
-"""Rows and columns of those that are drawn."""
+"""Rows and columns of the plotted cells."""
 
 
 class DigitNet(nn.Module):
@@ -30,7 +30,7 @@ class DigitNet(nn.Module):
 
     def __init__(self, channels: int = 32) -> None:
         super().__init__()
-        self.see = nn.Sequential(
+        self.convolutions = nn.Sequential(
             nn.Conv2d(1, channels, 3, padding=1),
             nn.BatchNorm2d(channels),
             nn.ReLU(),
@@ -38,23 +38,23 @@ class DigitNet(nn.Module):
             nn.BatchNorm2d(channels),
             nn.ReLU(),
         )
-        self.look = ConvSelfAttention(channels, size=16)
-        self.read = nn.Linear(channels, 10)
+        self.attention = ConvSelfAttention(channels, size=16)
+        self.output = nn.Linear(channels, 10)
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.read(self.look(self.see(image)).mean((2, 3)))  # type: ignore[no-any-return]
+        return self.output(self.attention(self.convolutions(image)).mean((2, 3)))  # type: ignore[no-any-return]
 
 
 def digits() -> list[Tensor]:
-    """Images in 0..1 and their digits: to train with, and to test with."""
-    found = load_digits()
-    images = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
-    parts = train_test_split(images, torch.tensor(found.target), test_size=0.25, random_state=0)
+    """Images in 0..1 and their digits, for training and for testing."""
+    data = load_digits()
+    images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)  # [n, 1, 8, 8]
+    parts = train_test_split(images, torch.tensor(data.target), test_size=0.25, random_state=0)
     return [parts[0], parts[2], parts[1], parts[3]]
 
 
-def trained(images: Tensor, labels: Tensor, epochs: int = 12) -> DigitNet:
-    """The network after so many times through the digits."""
+def train_network(images: Tensor, labels: Tensor, epochs: int = 12) -> DigitNet:
+    """The network after `epochs` passes over the digits."""
     torch.manual_seed(0)
     model = DigitNet()
     optimizer = torch.optim.Adam(model.parameters())
@@ -74,14 +74,14 @@ def trained(images: Tensor, labels: Tensor, epochs: int = 12) -> DigitNet:
 
 
 def main(path: Path) -> None:
-    """Train, print the accuracy, draw where cells look."""
+    """Train, print the accuracy, plot where some cells attend."""
     images, labels, new, truth = digits()
-    model = trained(images, labels)
+    model = train_network(images, labels)
     with torch.no_grad():
         accuracy = float((model(new).argmax(-1) == truth).float().mean())
         some = torch.stack([new[truth == digit][0] for digit in (3, 7, 9)])
-        weights = model.look.look(model.see(some))[:, 0].unflatten(-1, (8, 8))  # type: ignore[union-attr]
-    print(f"accuracy on {len(new)} digits not seen before: {accuracy:.3f}   gain {model.look.gain.item():.2f}")
+        weights = model.attention.look(model.convolutions(some))[:, 0].unflatten(-1, (8, 8))  # type: ignore[union-attr]
+    print(f"accuracy on {len(new)} held-out digits: {accuracy:.3f}   gain {model.attention.gain.item():.2f}")
     figure = Figure(figsize=(9, 6), dpi=110, layout="constrained")
     rows = [8 * row + column for row, column in CELLS]
     for image, looks, axes in zip(some, weights, figure.subplots(len(some), len(CELLS) + 1), strict=True):
@@ -90,7 +90,7 @@ def main(path: Path) -> None:
         image_strip(bright, names, looks[rows].numpy(), axes, CELLS)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-    print(f"picture: {path}")
+    print(f"plot: {path}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Attention is regression: three ways to look at the same 50 points, and what two of them look at.
+"""Attention is regression: three fits of the same 50 points, and the weights of two of them.
 
     python examples/kernel_regression.py [docs/kernel_regression.png]
 
-Average pooling gives every point the same weight, whatever is asked. A Gaussian kernel looks at the points near
-the query. The third learns how near, by leaving each point out in turn: w = 1 / bandwidth of the sources.
+Average pooling gives every point the same weight for every query. A Gaussian kernel gives larger weights to nearer
+points. The third fit learns the bandwidth by leave-one-out (textbooks write w = 1 / bandwidth).
 """
 
 import sys
@@ -15,7 +15,7 @@ from regard.estimators.tables.station import draw_fits, draw_maps, three_fits
 
 
 def main(path: Path) -> None:
-    """Fit, print the errors, and draw the fits and their weight maps."""
+    """Fit, print the errors, and plot the fits and their weight maps."""
     found = three_fits(n=50, noise=0.5, seed=0)
     for name, error in found.errors.items():
         print(f"{name:<20} error against the true curve: {error:.3f}")
@@ -26,7 +26,7 @@ def main(path: Path) -> None:
     draw_maps(found, *lower.subplots(1, 2))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-    print(f"picture: {path}")
+    print(f"plot: {path}")
 
 
 if __name__ == "__main__":

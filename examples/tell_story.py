@@ -1,10 +1,10 @@
-"""A small Llama tells a story, and shows it as it comes.
+"""Generate a story with a small Llama, printed token by token.
 
     python examples/tell_story.py stories260K.bin tok512.bin --prompt "Once upon a time"
 
 The files are those of llama2.c (huggingface.co/karpathy/tinyllamas); a folder in Hugging Face's layout with a
-tokenizer.json will do as well: give it twice. Temperature 0 always takes the likeliest token; above it, tokens are
-drawn, and the same seed draws the same.
+tokenizer.json works too: pass it twice. Temperature 0 always takes the most likely token; above 0, tokens are sampled,
+and the same seed gives the same story.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from regard.models.pretrained import load, tokenizer
 
 
 def tokens(model: LanguageModel, ids: list[int], length: int, temperature: float, seed: int) -> Iterator[int]:
-    """The tokens that go on from `ids`, until so many have been read and written."""
+    """The tokens that follow `ids`, until `length` tokens in total or the end of the context."""
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
         cache, last = model.begin(torch.tensor([ids[:-1]], dtype=torch.long)), ids[-1]
@@ -31,33 +31,33 @@ def tokens(model: LanguageModel, ids: list[int], length: int, temperature: float
 
 
 def main() -> None:
-    """Read the prompt, then write on until the story ends."""
-    parser = argparse.ArgumentParser(description="A small language model tells a story.")
+    """Read the prompt, then generate until the story ends."""
+    parser = argparse.ArgumentParser(description="Generate a story with a small language model.")
     parser.add_argument("model", help="llama2.c's .bin, or a folder in Hugging Face's layout")
     parser.add_argument("tokenizer", help="llama2.c's tokenizer .bin, or a folder with tokenizer.json")
     parser.add_argument("--prompt", default="Once upon a time")
-    parser.add_argument("--length", type=int, default=400, help="in tokens, at most")
+    parser.add_argument("--length", type=int, default=400, help="maximum number of tokens")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    if not asked.temperature >= 0:
-        parser.error(f"the temperature must be 0 or more, got {asked.temperature}")
-    model, words = load(asked.model), tokenizer(asked.tokenizer)
+    options = parser.parse_args()
+    if not options.temperature >= 0:
+        parser.error(f"--temperature must be at least 0, got {options.temperature}")
+    model, words = load(options.model), tokenizer(options.tokenizer)
     if not isinstance(model, LanguageModel):
-        parser.error(f"{asked.model} holds no language model")
-    ids = words.encode(asked.prompt)
+        parser.error(f"{options.model} is not a language model")
+    ids = words.encode(options.prompt)
     if not ids:
-        parser.error("this model needs a prompt to go on from")
-    written = words.decode(ids)
-    print(written, end="", flush=True)
-    for number in tokens(model, list(ids), asked.length, asked.temperature, asked.seed):
+        parser.error("--prompt must not be empty for this model")
+    printed = words.decode(ids)
+    print(printed, end="", flush=True)
+    for number in tokens(model, list(ids), options.length, options.temperature, options.seed):
         if number in (getattr(words, "begin", None), getattr(words, "end", None)):
             break
         ids.append(number)
         story = words.decode(ids)
-        if not story.endswith("\ufffd"):  # a letter of several bytes is shown once it is whole
-            print(story[len(written) :], end="", flush=True)
-            written = story
+        if not story.endswith("\ufffd"):  # wait for all bytes of a character
+            print(story[len(printed) :], end="", flush=True)
+            printed = story
     print()
 
 

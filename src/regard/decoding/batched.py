@@ -12,7 +12,11 @@ from regard.decoding.step import State, Step
 
 
 class Batch(NamedTuple, Generic[State]):
-    """Inputs that are searched together."""
+    """Inputs that are searched together.
+
+    >>> Batch(inputs=[2, 0], state=None, length=5).inputs
+    [2, 0]
+    """
 
     inputs: Sequence[int]  # [rows]  the index of each row's input
     state: State

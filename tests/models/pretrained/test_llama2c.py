@@ -242,4 +242,4 @@ def test_the_example_tells_a_story(pieces, tmp_path, monkeypatch, capsys):
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(SystemExit):
         run_example(monkeypatch, capsys, *files, "--temperature", "-1")
-    assert "the temperature must be 0 or more, got -1.0" in capsys.readouterr().err
+    assert "--temperature must be at least 0, got -1.0" in capsys.readouterr().err
