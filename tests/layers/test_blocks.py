@@ -9,7 +9,6 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from regard import masks
-from regard.engines import one_query, openmp
 from regard.layers import (
     Alibi,
     Attention,
@@ -351,19 +350,6 @@ def test_a_feed_forward_calls_what_replaces_its_output():
     shifted.load_state_dict(layer.output.state_dict())
     layer.output = shifted
     assert_close(layer(x), before + 1)
-
-
-@pytest.mark.skipif(not openmp.team(), reason="torch has no GNU OpenMP here")
-@pytest.mark.parametrize("attention", [{}, {"kv_heads": 2, "positions": Rotary(32)}], ids=["plain", "llama"])
-def test_with_many_cached_keys_the_loop_gives_the_same(monkeypatch, attention):
-    monkeypatch.setattr(one_query, "WORTH", 0)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: pytest.fail("torch was asked"))
-    torch.manual_seed(1)
-    model = Decoder(2, lambda: Block(MultiHeadAttention(192, 6, **attention), FeedForward(192))).eval()
-    x = torch.randn(5, LENGTH, 192)
-    found, _ = run_steps(model, x)
-    monkeypatch.undo()
-    assert_close(found, model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_the_fast_path_is_left_when_a_forward_is_replaced():

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from regard.compiled.cache import compiled
+from regard.compiled import compiled
 from regard.compiled.dropout_hash import FIRST, SECOND
 
 SUM = {"contract", "nsz", "reassoc"}  # a sum may be taken in any order; NaN and inf keep their meaning

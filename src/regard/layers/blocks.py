@@ -30,7 +30,6 @@ from torch.nn import functional
 
 from regard.attend import Look
 from regard.checks import check_rows, hooks_of, is_plain_linear, positive
-from regard.engines.one_query import attend_one, fits
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.feed_forward import Dropout, FeedForward
 from regard.layers.multi_head import MultiHeadAttention
@@ -321,8 +320,6 @@ class FastSelfAttention:
             start = cache.length
             query = self.positions.rotate(query, start)
             key, value = cache.append(self.positions.rotate(new.select(1, 0), start), new.select(1, 1))
-        if cache.store is not None and fits(query, cache.store):
-            return self.output(attend_one(query.squeeze(2), cache.store, cache.length).view(rows, -1))
         if self.kv_heads != self.heads:  # the query heads of a group become the queries of one head
             query = query.reshape(rows, self.kv_heads, -1, self.size)  # [rows, kv_heads, groups, d]
         mean = functional.scaled_dot_product_attention(query, key, value)

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from regard.compiled.cache import compiled
+from regard.compiled import compiled
 from regard.engines.fused_loops import EXACT, SUM, exponential
 
 

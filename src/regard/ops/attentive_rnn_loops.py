@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from regard.compiled.cache import compiled
+from regard.compiled import compiled
 from regard.engines.fused_loops import EXACT
 from regard.ops.additive_loops import bend
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regard.compiled.cache import compiled
+from regard.compiled import compiled
 from regard.engines.fused_loops import EXACT, hashed
 
 

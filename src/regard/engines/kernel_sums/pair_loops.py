@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regard.compiled.cache import compiled
+from regard.compiled import compiled
 from regard.engines.fused_loops import EXACT
 from regard.engines.kernel_sums.pair_bounds import nearest_group
 from regard.engines.kernel_sums.pair_float32 import quick, unit
