@@ -21,8 +21,8 @@ def contents(folder):
 
 def test_what_is_written_is_read(tmp_path):
     arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.array([1, 2])}
-    folder = saving.write(tmp_path / "deep" / "model", {"name": "Größe"}, arrays)
-    config, found = saving.read(folder)
+    folder = saving.write_folder(tmp_path / "deep" / "model", {"name": "Größe"}, arrays)
+    config, found = saving.read_folder(folder)
     assert config["name"] == "Größe"
     assert (found["a"] == arrays["a"]).all()
     assert (found["b"] == arrays["b"]).all()
@@ -32,7 +32,7 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_number_stays_a_number(tmp_path):
     arrays = {"number": np.float32(2.5), "none": np.zeros((0, 3)), "tensor": torch.tensor(1.5).numpy()}
-    _, found = saving.read(saving.write(tmp_path / "model", {}, arrays))
+    _, found = saving.read_folder(saving.write_folder(tmp_path / "model", {}, arrays))
     assert {name: array.shape for name, array in found.items()} == {"number": (), "none": (0, 3), "tensor": ()}
     assert found["number"] == 2.5
 
@@ -40,7 +40,7 @@ def test_a_number_stays_a_number(tmp_path):
 def test_files_are_for_those_whom_the_mask_allows(tmp_path):
     before = os.umask(0o027)
     try:
-        folder = saving.write(tmp_path / "model", {}, {"a": np.arange(3)})
+        folder = saving.write_folder(tmp_path / "model", {}, {"a": np.arange(3)})
     finally:
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == 0o750
@@ -50,15 +50,15 @@ def test_files_are_for_those_whom_the_mask_allows(tmp_path):
 def test_the_folder_where_one_is_cannot_be_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match=r"\. cannot be replaced .*: choose a folder in it, such as model"):
-        saving.write(".", {}, {})
+        saving.write_folder(".", {}, {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_types_that_numpy_does_not_have_stay_tensors(tmp_path):
     small, large = torch.tensor([[1.5, -2.0, 3.0]]).bfloat16().T, np.arange(5)
     large.flags.writeable = False
-    saving.write(tmp_path / "model", {}, {"small": small, "same": small, "large": large})
-    _, found = saving.read(tmp_path / "model")
+    saving.write_folder(tmp_path / "model", {}, {"small": small, "same": small, "large": large})
+    _, found = saving.read_folder(tmp_path / "model")
     assert found["small"].dtype == torch.bfloat16
     assert torch.equal(found["small"], small)
     assert torch.equal(found["same"], small)
@@ -115,7 +115,7 @@ def test_a_model_takes_no_place_of_something_else(tmp_path):
 def test_what_is_broken_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"no config\.json in it"):
+    with pytest.raises(FileNotFoundError, match=r"it has no config\.json"):
         load(tmp_path)
     folder = model().save(tmp_path / "model")
     whole = contents(folder)
@@ -124,7 +124,7 @@ def test_what_is_broken_says_so(tmp_path):
         ("config.json", b"[]", "has format None"),
         ("config.json", b'{"format": 9}', "has format 9; this version of regard reads format 1"),
         ("config.json", whole["config.json"].replace(b"NadarayaWatson", b"Oracle"), "of unknown kind, 'Oracle'"),
-        ("config.json", whole["config.json"].replace(b"settings", b"lost"), "is broken, or of another version"),
+        ("config.json", whole["config.json"].replace(b"settings", b"lost"), "broken model, or one of another version"),
         ("config.json", whole["config.json"].replace(b"model.safe", b"../x.safe"), "names '../x.safetensors'"),
         ("model.safetensors", b"junk", "cannot be read"),
     ):
@@ -141,14 +141,14 @@ def test_a_folder_of_another_library_is_not_overwritten(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(FileExistsError, match="not empty and holds no model of regard"):
-        saving.write(tmp_path, {}, {})
+        saving.write_folder(tmp_path, {}, {})
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize("texts", ["[1]", "null", '{"tokenizer": 3}', '{"tokenizer": "../secret.json"}'])
 def test_texts_that_are_no_names_are_refused(tmp_path, texts):
-    saving.write(tmp_path / "model", {}, {}, {"tokenizer": "{}"})
+    saving.write_folder(tmp_path / "model", {}, {}, {"tokenizer": "{}"})
     path = tmp_path / "model" / "config.json"
     path.write_text(path.read_text().replace('{\n    "tokenizer": "tokenizer.json"\n  }', texts))
     with pytest.raises(ValueError, match=r"for its (texts|tokenizer)"):
-        saving.read(tmp_path / "model")
+        saving.read_folder(tmp_path / "model")

@@ -1,10 +1,10 @@
-"""A model as a folder: `config.json` for what JSON can hold, `model.safetensors` for arrays. Nothing is pickled.
+"""A model or a checkpoint as a folder: JSON in `config.json`, arrays in `model.safetensors`. Nothing is pickled.
 
-A text of its own kind, such as a tokenizer, has a file beside them, `tokenizer.json`.
+Texts in a format of their own, such as a tokenizer, have files beside them, `tokenizer.json`.
 
-A new folder is written under a temporary name and renamed. In a folder that holds a model already, the new arrays
-and texts are written beside the old ones, and then `config.json`, which names the files that belong to it, is
-replaced: a run that is killed leaves the old model or the new one, never a part of each.
+A new folder is written under a temporary name and renamed. In a folder that already holds a model, the new arrays and
+texts are written beside the old ones; then `config.json`, which names the files that belong to it, is replaced. So a
+process that is killed leaves the old model or the new one, never a mixture.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors_torch
 from safetensors.numpy import load_file, save_file
@@ -22,15 +23,18 @@ from torch import Tensor
 
 from regard.files import atomic_write, write_text
 
+Array = NDArray[Any] | Tensor
+Json = str | int | float | bool | list[Any] | None
 FORMAT = 1
 CONFIG, ARRAYS, OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
-NUMPYS = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}
-"""The types of arrays that NumPy has, as a file names them."""
-TEXT = re.compile(r"[a-z_]+(-2)?\.json")
+"""The names of arrays alternate when a model is replaced."""
+NUMPY_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}
+"""safetensors' names of the types that NumPy has."""
+TEXT_NAME = re.compile(r"[a-z_]+(-2)?\.json")
 
 
-def check_place(folder: str | Path) -> None:
-    """A model may go where nothing is, or in the place of a model."""
+def check_folder(folder: str | Path) -> None:
+    """Raise FileExistsError unless a model may be written to the folder: it is absent, empty, or holds a model."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; a model is a folder")
@@ -39,7 +43,7 @@ def check_place(folder: str | Path) -> None:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder has a config of ours, or what is left of one."""
+    """Whether a folder has a config of ours, or a damaged one."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -49,84 +53,84 @@ def holds_model(folder: Path) -> bool:
     return not isinstance(config, dict) or {"format", "arrays"} <= set(config)
 
 
-def write(
-    folder: str | Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str] | None = None
+def write_folder(
+    folder: str | Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str] | None = None
 ) -> Path:
-    """Write a model. A folder that is in its place is replaced if it holds a model, or nothing.
+    """Write a model. An existing folder is replaced if it is empty or holds a model.
 
-    Of the texts, `read` finds each again under its name in the config.
+    `read_folder` adds each text to the config, under its name.
     """
     folder, texts = Path(folder), texts or {}
-    check_place(folder)
+    check_folder(folder)
     if (folder / CONFIG).exists():
-        renew(folder, config, arrays, texts)
+        replace_files(folder, config, arrays, texts)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as temporary:
         temporary.mkdir()
         write_files(temporary, config, arrays, texts, "")
         if folder.exists():
-            make_way(folder)
+            remove_empty(folder)
     return folder
 
 
-def make_way(folder: Path) -> None:
-    """An empty folder goes, so that a whole one can take its name."""
+def remove_empty(folder: Path) -> None:
+    """Remove an empty folder, so that a complete one can take its name."""
     try:
         folder.rmdir()
-    except OSError as error:  # it is where we are, or where a disk is mounted
+    except OSError as error:  # it is the working directory, or a mount point
         raise FileExistsError(
             f"{folder} cannot be replaced ({error.strerror}): choose a folder in it, such as {folder / 'model'}"
         ) from None
 
 
-def renew(folder: Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str]) -> None:
-    """Put a model in the place of another."""
+def replace_files(folder: Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str]) -> None:
+    """Replace the model in a folder by another."""
     try:
         before = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         old = {before["arrays"], *before.get("texts", {}).values()}
     except (ValueError, AttributeError, KeyError, TypeError):
-        old = set()  # what is broken is replaced too
+        old = set()  # a damaged model is replaced too
     new = write_files(folder, config, arrays, texts, "-2" if ARRAYS in old else "")
     for name in {ARRAYS, OTHER_ARRAYS, *old} - new:
-        if name in (ARRAYS, OTHER_ARRAYS) or TEXT.fullmatch(name):
+        if name in (ARRAYS, OTHER_ARRAYS) or TEXT_NAME.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
 
 
 def write_files(
-    folder: Path, config: dict[str, Any], arrays: dict[str, Any], texts: Mapping[str, str], mark: str
+    folder: Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str], suffix: str
 ) -> set[str]:
-    """All files of a model, the config last; the names of the others, which have the mark."""
-    names = {name: f"{name}{mark}.json" for name in texts}
-    held = f"model{mark}.safetensors"
-    write_arrays(folder / held, arrays)
+    """Write all files of a model, the config last; returns the names of the others, which have the suffix."""
+    text_names = {name: f"{name}{suffix}.json" for name in texts}
+    array_name = f"model{suffix}.safetensors"
+    write_arrays(folder / array_name, arrays)
     for name, text in texts.items():
-        write_text(folder / names[name], text)
-    whole = {"format": FORMAT, "arrays": held, **({"texts": names} if names else {}), **config}
+        write_text(folder / text_names[name], text)
+    whole = {"format": FORMAT, "arrays": array_name, **({"texts": text_names} if text_names else {}), **config}
     write_text(folder / CONFIG, json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    return {held, *names.values()}
+    return {array_name, *text_names.values()}
 
 
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Arrays to a file that is complete as soon as it has its name; tensors among them keep their type."""
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays to a file, atomically; tensors keep their type."""
     with atomic_write(path) as temporary:
         if any(isinstance(array, Tensor) for array in arrays.values()):
-            copied = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
-            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copied.items()}, temporary)
+            copies = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
+            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copies.items()}, temporary)
         else:
             save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary)
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
+def read_arrays(path: Path) -> Mapping[str, Array]:
     """The arrays of a file; those of a type that NumPy does not have, such as bfloat16, are tensors."""
     with safe_open(path, framework="pt") as file:
-        if {file.get_slice(name).get_dtype() for name in file.keys()} <= NUMPYS:  # noqa: SIM118
+        if {file.get_slice(name).get_dtype() for name in file.keys()} <= NUMPY_TYPES:  # noqa: SIM118
             return load_file(path)
-    return {name: array_of(tensor) for name, tensor in safetensors_torch.load_file(path).items()}
+    return {name: to_array(tensor) for name, tensor in safetensors_torch.load_file(path).items()}
 
 
-def array_of(tensor: Tensor) -> Any:
-    """A tensor as an array; as it is, on the CPU, where NumPy does not have its type."""
+def to_array(tensor: Tensor) -> Array:
+    """A tensor as an array; if NumPy does not have its type, the tensor on the CPU."""
     tensor = tensor.detach().cpu()
     try:
         return tensor.numpy()
@@ -134,45 +138,51 @@ def array_of(tensor: Tensor) -> Any:
         return tensor
 
 
-def jsonable(value: Any) -> Any:
-    """A setting or a label as JSON can hold it."""
+def to_json(value: object) -> Json:
+    """A setting or a label as a value that JSON has; other objects become their text."""
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return value.tolist()  # type: ignore[no-any-return]
     if isinstance(value, np.generic):
-        return jsonable(value.item())
+        return to_json(value.item())
     if isinstance(value, tuple):
-        return [jsonable(one) for one in value]
+        return [to_json(one) for one in value]
     return value if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
 
 
-def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was written; an error says what is missing or broken."""
+def read_folder(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config, with its texts, and the arrays; an error says what is missing or damaged."""
     folder = Path(folder)
-    if not (folder / CONFIG).is_file():
-        what = "no such folder" if not folder.exists() else f"no {CONFIG} in it"
-        raise FileNotFoundError(f"{folder} is no model folder: {what}")
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        found = config.get("format") if isinstance(config, dict) else None
-        raise ValueError(f"{folder} has format {found!r}; this version of regard reads format {FORMAT}")
+    config = read_config(folder)
     name = config.get("arrays")
     if name not in (ARRAYS, OTHER_ARRAYS):
         raise ValueError(f"{folder / CONFIG} names {name!r} for its arrays; it must be {ARRAYS} or {OTHER_ARRAYS}")
     try:
-        arrays = read_arrays(folder / name)
+        arrays = dict(read_arrays(folder / name))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / name} cannot be read: {error}") from None
-    named = config.pop("texts", {})
-    if not isinstance(named, dict):
-        raise ValueError(f"{folder / CONFIG} names {named!r} for its texts; it must be a name for each")
-    for text, file in named.items():
-        if not isinstance(file, str) or not TEXT.fullmatch(file):
+    names = config.pop("texts", {})
+    if not isinstance(names, dict):
+        raise ValueError(f"{folder / CONFIG} names {names!r} for its texts; it must be an object of names")
+    for text, file in names.items():
+        if not isinstance(file, str) or not TEXT_NAME.fullmatch(file):
             raise ValueError(f"{folder / CONFIG} names {file!r} for its {text}; it must be a .json beside it")
         try:
             config[text] = (folder / file).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / file} cannot be read: {error}") from None
     return config, arrays
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of `config.json`, if it is of our format."""
+    if not (folder / CONFIG).is_file():
+        reason = f"it has no {CONFIG}" if folder.exists() else "no such folder"
+        raise FileNotFoundError(f"{folder} is not a model folder: {reason}")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        got = config.get("format") if isinstance(config, dict) else None
+        raise ValueError(f"{folder} has format {got!r}; this version of regard reads format {FORMAT}")
+    return config

@@ -249,8 +249,8 @@ def test_progress_is_never_on_stdout(here, monkeypatch):
         (("fit", "houses.csv", "--target", "city", "--kind", "regression"), "must hold numbers for --kind regression"),
         (("fit", "houses.csv", "--target", "price", "--categorical", "zine"), "did you mean 'zone'?"),
         (("fit", "houses.csv", "--target", "price", "--weight", "city"), "the weight 'city' must hold numbers"),
-        (("predict", "none", "new.csv"), "none is no model folder: no such folder"),
-        (("info", "."), ". is no model folder: no config.json in it"),
+        (("predict", "none", "new.csv"), "none is not a model folder: no such folder"),
+        (("info", "."), ". is not a model folder: it has no config.json"),
     ],
 )
 def test_a_mistake_is_one_clear_line(here, words, said):

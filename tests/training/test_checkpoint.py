@@ -161,7 +161,7 @@ def test_errors_say_why_a_run_cannot_be_resumed(tmp_path):
     (tmp_path / "run" / "model-2.safetensors").write_bytes(b"torn")
     with pytest.raises(ValueError, match="cannot be read"):
         run(Checkpoint(tmp_path / "run", resume=True, settings={"size": 11}))
-    saving.write(tmp_path / "model", {"estimator": "Other"}, {})
+    saving.write_folder(tmp_path / "model", {"estimator": "Other"}, {})
     with pytest.raises(ValueError, match="is a finished model, not a training checkpoint"):
         run(Checkpoint(tmp_path / "model", resume=True))
     (tmp_path / "mine").mkdir()

@@ -117,7 +117,7 @@ def _fit(each: AnySubject, ctx: typer.Context) -> None:
     """Learn from the data and write the model folder."""
     given: dict[str, Any] = dict(ctx.params)
     out, quiet = given["out"], given["quiet"]
-    saving.check_place(out)
+    saving.check_folder(out)
     data = each.data(**{one.name: given[one.name] for one in settings_of(each.data)})
     settings: dict[str, Any] = {"random_state": given["seed"], "verbose": not quiet}
     for one in _settings(each):
@@ -128,7 +128,7 @@ def _fit(each: AnySubject, ctx: typer.Context) -> None:
     if not is_main_process():
         return
     config, *rest = fitted.model.state()
-    saving.write(out, {**config, **fitted.extra}, *rest)
+    saving.write_folder(out, {**config, **fitted.extra}, *rest)
     each.finish(out)
     for line in [*fitted.messages[:-1], f"{fitted.messages[-1]} → {out}"]:
         say(line, quiet)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard.saving import read
+from regard.saving import read_folder
 
 SUBJECTS = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
 """The folders of this package."""
@@ -50,7 +50,7 @@ def load(folder: str | Path) -> Any:
     >>> bool((again.predict([[0.7]]) == model.predict([[0.7]])).all())
     True
     """
-    return restore(folder, *read(folder))
+    return restore(folder, *read_folder(folder))
 
 
 def restore(folder: str | Path, config: dict[str, Any], arrays: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 from regard.checks import is_number, positive
 from regard.estimators.settings import saved_settings
-from regard.saving import jsonable
+from regard.saving import to_json
 from regard.training import Checkpoint, History, Muon
 
 Given = ParamSpec("Given")
@@ -137,7 +137,7 @@ def target_names(y: Any) -> list[str] | None:
 
 def saved_classes(classes: NDArray[Any]) -> dict[str, Any]:
     """Labels as JSON can hold them, and what they were."""
-    return {"classes": [jsonable(label) for label in classes], "dtype": classes.dtype.str}
+    return {"classes": [to_json(label) for label in classes], "dtype": classes.dtype.str}
 
 
 def restored_classes(state: dict[str, Any]) -> NDArray[Any]:

@@ -24,7 +24,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from regard.checks import is_number
-from regard.saving import jsonable
+from regard.saving import to_json
 
 Class = TypeVar("Class")
 REQUIRED: Any = dataclasses.MISSING
@@ -209,7 +209,7 @@ class _Estimator(Protocol):
 
 def saved_settings(estimator: _Estimator) -> dict[str, Any]:
     """The settings as JSON can hold them; a generator of random numbers cannot be saved."""
-    settings = {name: jsonable(value) for name, value in estimator.get_params(deep=False).items()}
+    settings = {name: to_json(value) for name, value in estimator.get_params(deep=False).items()}
     if not isinstance(settings.get("random_state", 0), int):
         settings["random_state"] = None
     return settings

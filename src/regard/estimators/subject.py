@@ -19,7 +19,7 @@ from rich.console import Console
 from regard.data.tables import INSTALL
 from regard.estimators import restore
 from regard.estimators.settings import setting, settings_of, with_settings
-from regard.saving import CONFIG, read
+from regard.saving import CONFIG, read_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,7 +155,7 @@ def make(estimator: type, settings: dict[str, Any]) -> Any:
 
 def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
     """A model and its config, read from a folder."""
-    config, arrays = read(folder)
+    config, arrays = read_folder(folder)
     return restore(folder, config, arrays), config
 
 

@@ -151,7 +151,7 @@ def write_checkpoint(
         "optimizer": {"groups": to_plain(state["param_groups"]), "numbers": numbers},
         "schedule": None if schedule is None else to_plain(schedule.state_dict()),
     }
-    saving.write(checkpoint.folder, config, {name: saving.array_of(tensor) for name, tensor in arrays.items()})
+    saving.write_folder(checkpoint.folder, config, {name: saving.to_array(tensor) for name, tensor in arrays.items()})
 
 
 def read_checkpoint(
@@ -160,9 +160,9 @@ def read_checkpoint(
     """Restore the run in the folder, and return its state; None if there is none, or it is not to be resumed."""
     folder = Path(checkpoint.folder)
     if not (folder / saving.CONFIG).exists():
-        saving.check_place(folder)
+        saving.check_folder(folder)
         return None
-    config, arrays = saving.read(folder)
+    config, arrays = saving.read_folder(folder)
     if "checkpoint" not in config:
         raise ValueError(f"{folder} is a finished model, not a training checkpoint: choose another folder")
     try:
@@ -195,7 +195,7 @@ def read_checkpoint(
 
 def json_settings(checkpoint: Checkpoint) -> dict[str, object]:
     """The settings as they are read from JSON, to compare them."""
-    settings = {name: saving.jsonable(value) for name, value in checkpoint.settings.items()}
+    settings = {name: saving.to_json(value) for name, value in checkpoint.settings.items()}
     plain: dict[str, object] = json.loads(json.dumps(settings))
     return plain
 

@@ -158,7 +158,7 @@ def test_nothing_is_written_before_a_mistake_is_found(wrong):
         (["fit", "writer", "book.txt", "--out", "m", "--steps", "0"], "--steps: steps must be a positive whole number"),
         (["fit", "writer", "none.txt", "--out", "m"], "there is no file none.txt"),
         (["fit", "writer", "book.txt", "--out", "m", "--heads", "3"], "heads must divide size"),
-        (["write", "none", "--prompt", "a"], "none is no model folder"),
+        (["write", "none", "--prompt", "a"], "none is not a model folder"),
     ],
 )
 def test_a_mistake_is_one_clear_line(words, message, tmp_path):

@@ -23,7 +23,7 @@ from regard.estimators.bags.evidence import BagEvidence, top_evidence
 from regard.estimators.common import restored_classes, saved_classes, target_names
 from regard.estimators.evidence import check_memory, checked_top
 from regard.estimators.settings import saved_settings
-from regard.saving import jsonable, write
+from regard.saving import to_json, write_folder
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -57,7 +57,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
         check_is_fitted(self)
-        return write(folder, *self.state())
+        return write_folder(folder, *self.state())
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """A fitted model as a JSON object and arrays."""
@@ -190,7 +190,7 @@ class ClassifierOverBags(ClassifierMixin, OverBags):  # type: ignore[misc]
     def state(self) -> tuple[dict[str, Any], Arrays]:
         config, arrays = super().state()
         if isinstance(self.class_weight, dict):  # saved as pairs: JSON would make text of the keys
-            pairs = [[jsonable(label), jsonable(weight)] for label, weight in self.class_weight.items()]
+            pairs = [[to_json(label), to_json(weight)] for label, weight in self.class_weight.items()]
             config["settings"]["class_weight"] = pairs
         return config, arrays
 

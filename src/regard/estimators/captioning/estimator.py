@@ -63,7 +63,7 @@ from regard.estimators.settings import saved_settings, seed_of
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
-from regard.saving import read, write
+from regard.saving import read_folder, write_folder
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 if TYPE_CHECKING:
@@ -370,12 +370,12 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         Of a user's own encoder only the weights are written: load it with `Captioner.load(folder, encoder=…)`.
         """
         check_is_fitted(self)
-        return write(folder, *self.state())
+        return write_folder(folder, *self.state())
 
     @classmethod
     def load(cls, folder: str | Path, encoder: nn.Module | None = None) -> Self:
         """The model in a folder. A user's own encoder must be passed again; its weights are replaced."""
-        config, arrays = read(folder)
+        config, arrays = read_folder(folder)
         if config.get("estimator") != "Captioner":
             name = config.get("estimator", "training checkpoint")
             raise ValueError(f"{folder} must hold a Captioner, got a {name}: use regard.load")

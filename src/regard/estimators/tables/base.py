@@ -28,7 +28,7 @@ from regard.estimators.tables.bandwidth import (
 from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
 from regard.estimators.tables.metric_learning import METRICS
 from regard.estimators.tables.smoother import KERNELS, Rows, Smoother
-from regard.saving import jsonable, write
+from regard.saving import to_json, write_folder
 from regard.scores import Score
 
 Kernel = Literal["gaussian", "laplace", "epanechnikov", "boxcar", "tricube", "constant"] | Score
@@ -221,7 +221,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
         check_is_fitted(self)
-        return write(folder, *self.state())
+        return write_folder(folder, *self.state())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Labels]]:
         """The whole fitted model: a config that JSON can hold, and arrays."""
@@ -238,7 +238,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 for index, category in self.columns_.categories.items()
             },
             "criterion": self.criterion_,
-            "labels": None if labels is None or is_numeric(labels) else [jsonable(x) for x in labels],
+            "labels": None if labels is None or is_numeric(labels) else [to_json(x) for x in labels],
             "target": self._target_state(),
         }
         # The names of the arrays are the file format, older than those of the attributes.

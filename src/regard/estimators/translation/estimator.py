@@ -41,7 +41,7 @@ from regard.estimators.translation.training import (
     validation_bleu,
 )
 from regard.progress import ProgressBar
-from regard.saving import array_of, write
+from regard.saving import to_array, write_folder
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -300,7 +300,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
         check_is_fitted(self)
-        return write(folder, *self.state())
+        return write_folder(folder, *self.state())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """A fitted model as JSON, arrays, and tokenizers."""
@@ -312,7 +312,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             "longest_target": self.longest_target_,
             "counted": self.counted_,
         }
-        arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
+        arrays = {name: to_array(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, self.vocabularies_.saved()
 
     @classmethod

@@ -29,7 +29,7 @@ from regard.estimators.writing.batches import Windows, mean_loss
 from regard.estimators.writing.evidence import TextEvidence, looked_at
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
-from regard.saving import array_of, write
+from regard.saving import to_array, write_folder
 from regard.training import Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 VALIDATED = 1 << 16
@@ -211,12 +211,12 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
         check_is_fitted(self)
-        return write(folder, *self.state())
+        return write_folder(folder, *self.state())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
         config = {"estimator": "Writer", "settings": saved_settings(self), **saved_history(self.history_)}
-        arrays = {name: array_of(tensor) for name, tensor in self.model_.state_dict().items()}
+        arrays = {name: to_array(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
 
     @classmethod
