@@ -181,3 +181,12 @@ def test_a_metric_without_search_or_learning_raises(bandwidth):
     x, y = np.random.default_rng(0).normal(size=(2, 30, 3))
     with pytest.raises(ValueError, match="metric='diagonal' says what is searched or learned: it needs bandwidth='cv'"):
         NadarayaWatson(bandwidth, metric="diagonal").fit(x, y[:, 0])
+
+
+@pytest.mark.parametrize("bandwidth", ["cv", "aicc", "learn"])
+def test_rows_of_weight_0_do_not_count_as_rows(bandwidth):
+    x, y = table(rows=10)
+    with pytest.raises(ValueError, match="n_samples=1"):
+        NadarayaWatson(bandwidth).fit(x, y, np.arange(10) == 2)
+    with pytest.raises(ValueError, match="sample_weight"):
+        NadarayaWatson(bandwidth).fit(x, y, np.ones(9))

@@ -224,21 +224,3 @@ def test_a_constant_y_and_a_constant_feature_are_allowed():
         learned = learn(points, y)
         assert learned.bandwidth.isfinite().all()
         assert math.isfinite(learned.error)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"metric": "round"}, "metric must be one of scalar, diagonal, full, got 'round'"),
-        ({"order": 2}, "order must be 0"),
-        ({"start": torch.tensor(-1.0)}, "start must be a positive number"),
-        ({"start": torch.ones(3)}, "one for each of 2 features"),
-        ({"weight": torch.ones(9)}, r"weight must be \[10\], got \[9\]"),
-        ({"weight": torch.arange(10) == 2}, "two rows with a weight above 0, got 1"),
-        ({"y": torch.ones(10)}, r"y \[n, c\], got \[10, 2\] and \[10\]"),
-    ],
-)
-def test_wrong_arguments_raise(settings, message):
-    settings = {"points": table(10, 2), "y": table(10, 1)} | settings
-    with pytest.raises(ValueError, match=message):
-        learn(**settings)

@@ -24,14 +24,12 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
-from regard.engines.kernel_sums.problem import Moments, Pooled
 from regard.estimators.tables.metric_learning import Observations, learn_metric
 from regard.estimators.tables.smoother import (
     KERNELS,
     LEARNING_RIDGE,
     Indices,
     Smoother,
-    fit_lines,
     width_of,
 )
 from regard.kernels import Kernel, Mixed
@@ -142,21 +140,14 @@ def max_category(smoother: Smoother) -> Floats:
     return np.where(smoother.ordered, 1.0, (smoother.levels - 1) / np.maximum(1, smoother.levels))
 
 
-def leave_one_out(smoother: Smoother, rows: Indices) -> Pooled:
-    """Rows predicted from the others. A row is left out as a whole, whatever its weight."""
-    if smoother.order == 0:
-        return smoother.pool(smoother.rows[rows], smoother.value, rows)
-    moments = smoother.moments(smoother.rows[rows], smoother.value, rows)
-    return Pooled(fit_lines(moments, smoother.ridge).intercept, moments.log_weight)
-
-
 def leave_one_out_error(smoother: Smoother, rows: Indices) -> float:
     """The mean squared error of rows that are predicted from the others, over all outputs: criterion "cv".
 
-    A row that sees no other is predicted by the mean: with the nearest row instead, too narrow a kernel would win.
+    A row is left out as a whole, whatever its weight. A row that sees no other is predicted by the mean: with the
+    nearest row instead, too narrow a kernel would win.
     """
     value = smoother.value[rows]
-    mean, log_weight = leave_one_out(smoother, rows)
+    mean, log_weight, _ = smoother.estimate(smoother.rows[rows], smoother.value, exclude=rows)
     centre = np.average(smoother.value, axis=0, weights=smoother.weight)
     mean = np.where((log_weight == -math.inf)[:, None], centre, mean)
     error = np.square(value - mean).mean(axis=1)
@@ -174,19 +165,13 @@ def left_out_rows(smoother: Smoother, pairs: float, seed: int) -> Indices:
 
 def corrected_aic(smoother: Smoother, rows: Indices) -> float:
     """Criterion "aicc", over all rows. Infinite if the fit has as many degrees of freedom as there are rows."""
-    fitted: Pooled | Moments
-    if smoother.order == 0:
-        fitted = smoother.pool(smoother.rows, smoother.value)
-        mean = fitted.mean
-    else:
-        fitted = smoother.moments(smoother.rows, smoother.value)
-        mean = fit_lines(fitted, smoother.ridge).intercept
+    fit = smoother.estimate(smoother.rows, smoother.value)
     count = len(smoother.rows)
     weight = np.ones(count) if smoother.weight is None else smoother.weight * (count / smoother.weight.sum())
-    trace = float(smoother.leverage(fitted).sum())
+    trace = float(smoother.leverage(fit).sum())
     if count - trace - 2 <= 0:
         return math.inf
-    variance = np.average(np.square(smoother.value - mean), axis=0, weights=weight)
+    variance = np.average(np.square(smoother.value - fit.mean), axis=0, weights=weight)
     least = 1e-20 * np.square(smoother.value - smoother.value.mean(axis=0)).mean(axis=0)
     variance = np.maximum(variance, np.maximum(least, 1e-300))  # no log of 0 for a perfect fit
     return float(np.log(variance).mean() + (1 + trace / count) / (1 - (trace + 2) / count))

@@ -134,10 +134,9 @@ def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> TopRows:
 
 def local_linear_weight(smoother: Smoother, query: Rows, weight: Floats) -> Floats:
     """The weight of each row in a local linear fit, from its kernel weight, [m, n]: they add up to 1, some negative."""
-    moments = smoother.moments(query, smoother.value[:, :1])
-    tilt = fit_lines(moments, smoother.ridge).tilt
-    mean = smoother.in_bandwidths(query.numeric) + moments.offset
-    factor: Floats = 1 - (tilt @ smoother.key.T - np.einsum("md,md->m", tilt, mean)[:, None])  # [m, n]
+    lines = fit_lines(smoother.moments(query, smoother.value[:, :1]), smoother.ridge)
+    mean = smoother.in_bandwidths(query.numeric) + lines.offset
+    factor: Floats = 1 - (lines.tilt @ smoother.key.T - np.einsum("md,md->m", lines.tilt, mean)[:, None])  # [m, n]
     return weight * factor
 
 

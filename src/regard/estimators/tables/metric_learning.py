@@ -97,7 +97,6 @@ def learn_metric(
     >>> bool(bandwidth[1] > 5 * bandwidth[0])
     True
     """
-    check_arguments(data, start, metric, order)
     generator = torch.Generator().manual_seed(seed)
     sample = standardise(data)
     split = split_rows(len(sample.points), generator)
@@ -112,25 +111,6 @@ def learn_metric(
         last = smooth if is_inner_product(score) else score
         error = scale_to_best(model, validation_trial(sample, split, last, order, keys=len(split.train)))
     return LearnedMetric(model.bandwidth(metric, start), error, tuple(history))
-
-
-def check_arguments(data: Observations, start: Tensor, metric: str, order: int) -> None:
-    """Raise on arguments that make no sense, before minutes are spent on them."""
-    points, y, weight, codes = data
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
-    if order not in (0, 1):
-        raise ValueError(f"order must be 0 (average) or 1 (local linear), got {order!r}")
-    if points.ndim != 2 or y.ndim != 2 or len(points) != len(y):
-        raise ValueError(f"points must be [n, d] and y [n, c], got {list(points.shape)} and {list(y.shape)}")
-    if weight is not None and weight.shape != points.shape[:1]:
-        raise ValueError(f"weight must be [{len(points)}], got {list(weight.shape)}")
-    count = len(points) if weight is None else int((weight > 0).sum())
-    if count < 2:
-        raise ValueError(f"leaving one out needs two rows with a weight above 0, got {count}")
-    size = points.shape[1] - codes
-    if start.shape not in ((), (size,)) or not bool((start > 0).all()):
-        raise ValueError(f"start must be a positive number, or one for each of {size} features, got {start}")
 
 
 @dataclass(frozen=True)

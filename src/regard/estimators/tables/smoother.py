@@ -80,9 +80,17 @@ class Lines(NamedTuple):
     """Local linear fits."""
 
     intercept: Floats  # [m, c]
-    slope: Floats  # [m, d, c], in bandwidths
-    tilt: Floats  # [m, d]: a row at offset u has (1 + tilt · (mean offset - u)) times its kernel weight
+    tilt: Floats  # [m, d]: a row at offset u has (1 + tilt · (offset - u)) times its kernel weight
+    offset: Floats  # [m, d]: weighted mean of the rows' offsets from the query, in bandwidths
     variance: Floats  # [m, c]: weighted variance about the line; empty unless squares of the values were given
+
+
+class Estimate(NamedTuple):
+    """Weighted averages, or local lines, at queries."""
+
+    mean: Floats  # [m, c]
+    log_weight: Floats  # [m]
+    lines: Lines | None = None
 
 
 @dataclass(frozen=True)
@@ -200,13 +208,22 @@ class Smoother:
                 score[np.flatnonzero(hidden >= 0), hidden[hidden >= 0]] = -np.inf
             yield block, *sums.softmax(score)
 
+    def estimate(
+        self, query: Rows, value: Floats, exclude: Indices | None = None, outputs: int | None = None
+    ) -> Estimate:
+        """Averages or lines at the queries. A query that sees no row: mean 0, log weight -inf.
+
+        With `outputs`, the values after the first `outputs` are their squares.
+        """
+        if self.order == 0:
+            return Estimate(*self.pool(query, value, exclude))
+        moments = self.moments(query, value, exclude)
+        lines = fit_lines(moments, self.ridge, outputs)
+        return Estimate(lines.intercept, moments.log_weight, lines)
+
     def predict(self, query: Rows, exclude: Indices | None = None) -> Pooled:
         """Predictions [m, c] and log weights. A query that sees no row gets the nearest row's value, and -inf."""
-        if self.order == 0:
-            mean, log_weight = self.pool(query, self.value, exclude)
-        else:
-            moments = self.moments(query, self.value, exclude)
-            mean, log_weight = fit_lines(moments, self.ridge).intercept, moments.log_weight
+        mean, log_weight, _ = self.estimate(query, self.value, exclude)
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             mean[empty] = self.nearest_value(query[empty], None if exclude is None else exclude[empty])
@@ -216,15 +233,10 @@ class Smoother:
         """Predictions, the weighted standard deviation of the values about them, and log weights."""
         centre = np.average(self.value, axis=0, weights=self.weight)
         value = self.value - centre
-        columns, outputs = np.hstack([value, value**2]), value.shape[1]
-        if self.order == 0:
-            means, log_weight = self.pool(query, columns)
-            mean, variance = means[:, :outputs], means[:, outputs:] - means[:, :outputs] ** 2
-        else:
-            moments = self.moments(query, columns)
-            lines = fit_lines(moments, self.ridge, outputs)
-            mean, variance, log_weight = lines.intercept[:, :outputs], lines.variance, moments.log_weight
-        mean = mean + centre
+        outputs = value.shape[1]
+        means, log_weight, lines = self.estimate(query, np.hstack([value, value**2]), outputs=outputs)
+        mean = means[:, :outputs] + centre
+        variance = means[:, outputs:] - means[:, :outputs] ** 2 if lines is None else lines.variance
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             mean[empty], variance[empty] = self.nearest_value(query[empty]), 0.0
@@ -257,16 +269,16 @@ class Smoother:
             jump=points.jump * NEAREST_SCALE,
         )
 
-    def leverage(self, fitted: Moments | Pooled) -> Floats:
+    def leverage(self, fit: Estimate) -> Floats:
         """The weight of each training row in its own prediction (the diagonal of the hat matrix), [n].
 
-        `fitted` is `moments` or `pool` of the training rows.
+        `fit` is the estimate at the training rows.
         """
         mass = 1.0 if self.weight is None else self.weight
-        own: Floats = mass * np.exp(self.own_score() - fitted.log_weight)
-        if isinstance(fitted, Pooled):
+        own: Floats = mass * np.exp(self.own_score() - fit.log_weight)
+        if fit.lines is None:
             return own
-        factor: Floats = 1 + np.einsum("md,md->m", fit_lines(fitted, self.ridge).tilt, fitted.offset)
+        factor: Floats = 1 + np.einsum("md,md->m", fit.lines.tilt, fit.lines.offset)
         return own * factor
 
     def own_score(self) -> Floats | float:
@@ -315,7 +327,7 @@ def fit_lines(moments: Moments, ridge: float = RIDGE, outputs: int | None = None
         explained = 2 * np.einsum("mdc,mdc->mc", slope_, shared[:, :, :outputs])
         explained -= np.einsum("mdc,mde,mec->mc", slope_, covariance, slope_)
         variance = moments.mean[:, outputs:] - mean**2 - explained
-    return Lines(intercept, slope, tilt, variance)
+    return Lines(intercept, tilt, moments.offset, variance)
 
 
 def marginal_effects(smoother: Smoother, query: Rows) -> Floats:
