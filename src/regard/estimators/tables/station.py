@@ -145,7 +145,7 @@ def visit_table(folder: Path, seed: int) -> Iterator[Finding]:
         "A prediction is training rows with weights, and can show them",
         "The five patients with the largest weights in the prediction for a new one, what was measured a year later,"
         " and the weight of all others together. A local line can have negative weights; all weights add up to 1."
-        f" Linear regression has an R² of {linear:.2f} on this table, kernels {score:.2f}: what they add is the evidence.",
+        f" Linear regression has an R² of {linear:.2f} on this table, kernels {score:.2f}; kernels add the evidence.",
         f"Bars of weights of five training rows with their targets, and a bar of all other rows. {predicted:.0f} was"
         f" predicted, {true:.0f} was measured.",
     )
