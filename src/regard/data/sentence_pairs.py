@@ -1,65 +1,21 @@
-"""Pairs of sentences: a source and its target, a line each, and batches of them with little padding.
+"""Pairs of sentences: a source and its target, one per line, and batches of them with little padding.
 
     read_lines("train.de"), read_lines("train.en")      two files, line by line
     read_pairs("pairs.tsv")                             one file, source TAB target
 
-A batch has so many tokens, not so many rows, and sentences of about one length: little of it is padding.
+A batch has a maximum number of tokens, not of rows, and sentences of similar length: little of it is padding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.text import read_text
-
-PADDING, START, END = 0, 1, 2
-SPECIAL = ("<padding>", "<start>", "<end>")
-"""The first tokens of every vocabulary that sentences are written in."""
-
-
-class PairBatch(NamedTuple):
-    """Some pairs as a model takes them."""
-
-    source: Tensor  # [rows, n], padded behind
-    lengths: Tensor  # [rows]
-    target: Tensor  # [rows, m], from START to END, padded behind
-
-
-def read_lines(path: str | Path) -> list[str]:
-    """The lines of a file of UTF-8."""
-    return lines_of(read_text(path))
-
-
-def lines_of(text: str) -> list[str]:
-    """The lines of a text; the last may end, or not.
-
-    >>> lines_of("one\\n\\nthree\\n")
-    ['one', '', 'three']
-    """
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
-def read_pairs(path: str | Path) -> tuple[list[str], list[str]]:
-    """Sources and targets of a file with a tab between them; what comes behind a second tab is left alone."""
-    sources, targets = [], []
-    lines = read_lines(path)
-    while not lines[-1].strip() and "\t" not in lines[-1]:  # a tab alone is a pair, of nothing and nothing
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        cells = line.split("\t")
-        if len(cells) < 2:
-            raise ValueError(
-                f"{path} must have a source and a target in each line, with a tab between them, got none in line"
-                f" {number}: {line[:60]!r}"
-            )
-        sources.append(cells[0])
-        targets.append(cells[1])
-    return sources, targets
+from regard.data.text import read_lines
+from regard.data.tokenizers import END, PADDING, START
 
 
 class Pairs(NamedTuple):
@@ -69,24 +25,42 @@ class Pairs(NamedTuple):
     targets: list[str]
 
 
+def read_pairs(path: str | Path) -> Pairs:
+    """Sources and targets of a file with a tab between them; further columns are ignored."""
+    pairs = Pairs([], [])
+    lines = read_lines(path)
+    while not lines[-1].strip() and "\t" not in lines[-1]:  # a line with a tab alone is a pair of empty sentences
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        source, *others = line.split("\t")
+        if not others:
+            raise ValueError(
+                f"{path} must have a source and a target in each line, with a tab between them, got none in line"
+                f" {number}: {line[:60]!r}"
+            )
+        pairs.sources.append(source)
+        pairs.targets.append(others[0])
+    return pairs
+
+
 def as_sentences(lines: Iterable[str], name: str = "sentences") -> list[str]:
-    """Texts in their order, from a list, an array, a column of a table, or whatever gives them one by one."""
+    """A list of texts from a list, an array, a column of a table, or any other iterable."""
     if isinstance(lines, str):
         raise TypeError(f"{name} must be a list of texts, got one text: put it in a list")
     if isinstance(lines, Mapping) or hasattr(lines, "columns") or not isinstance(lines, Iterable):
         kind = type(lines).__name__
         raise TypeError(f"{name} must be a list of texts, got {kind}; of a table give one column")
-    listed = list(lines)
-    for place, line in enumerate(listed):
+    texts = list(lines)
+    for index, line in enumerate(texts):
         if not isinstance(line, str):
-            raise TypeError(f"{name} must be texts, got {type(line).__name__} in place {place}")
-        if not line.isascii() and any("\ud800" <= mark <= "\udfff" for mark in line):
-            raise ValueError(f"{name} must be texts that UTF-8 can hold, got half a surrogate pair in place {place}")
-    return listed
+            raise TypeError(f"{name} must be texts, got {type(line).__name__} at index {index}")
+        if not line.isascii() and any("\ud800" <= character <= "\udfff" for character in line):
+            raise ValueError(f"{name} must be valid Unicode, got half a surrogate pair at index {index}")
+    return texts
 
 
 def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> Pairs:
-    """Each source has its target, and both are sentences."""
+    """Sources and targets as lists; raises unless each source has its target."""
     pairs = Pairs(as_sentences(sources, "sources"), as_sentences(targets, "targets"))
     if len(pairs.sources) != len(pairs.targets):
         raise ValueError(
@@ -97,28 +71,36 @@ def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> Pairs:
     return pairs
 
 
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of tokens side by side, `[rows, longest]`."""
-    whole = torch.full((len(rows), max(map(len, rows))), PADDING)
-    for place, row in enumerate(rows):
-        whole[place, : len(row)] = torch.tensor(row)
-    return whole
+class PairBatch(NamedTuple):
+    """Pairs of sentences as a model takes them."""
+
+    source: Tensor  # [rows, n], padded at the end
+    lengths: Tensor  # [rows]
+    target: Tensor  # [rows, m], from START to END, padded at the end
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of tokens as one tensor `[rows, longest]`, padded at the end."""
+    tokens = torch.full((len(rows), max(map(len, rows))), PADDING)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = torch.tensor(row)
+    return tokens
 
 
 def pair_batch(sources: Sequence[list[int]], targets: Sequence[list[int]]) -> PairBatch:
-    """Pairs of tokens as a batch.
+    """The tokens of pairs as a batch.
 
     >>> pair_batch([[5, 6], [7]], [[8], [9, 9]]).target.tolist()
     [[1, 8, 2, 0], [1, 9, 9, 2]]
     """
     lengths = torch.tensor([len(source) for source in sources])
-    return PairBatch(padded(sources), lengths, padded([[START, *target, END] for target in targets]))
+    return PairBatch(pad_rows(sources), lengths, pad_rows([[START, *target, END] for target in targets]))
 
 
 class TokenBatches:
-    """The batches of an epoch: pairs of about one length, at most so many tokens on either side, drawn by a seed.
+    """The batches of an epoch: pairs of similar length, with a maximum number of tokens on either side.
 
-    Which pairs of one length are together, and which batch comes when, is drawn. How many batches there are is not.
+    The seed decides which pairs of equal length are together, and the order of the batches; not their number.
     """
 
     def __init__(
@@ -129,7 +111,7 @@ class TokenBatches:
         source = np.array([len(row) for row in sources])
         target = np.array([len(row) for row in targets]) + 1  # START, or END, with it
         order = np.lexsort((random.random(len(source)), source, target))
-        self.groups = [order[group].tolist() for group in grouped(np.maximum(source, target)[order], tokens)]
+        self.groups = [order[group].tolist() for group in group_by_tokens(np.maximum(source, target)[order], tokens)]
         random.shuffle(self.groups)
 
     def __len__(self) -> int:
@@ -140,16 +122,16 @@ class TokenBatches:
             yield pair_batch([self.sources[i] for i in group], [self.targets[i] for i in group])
 
 
-def grouped(lengths: Any, tokens: int) -> list[slice]:
-    """Neighbours together, such that a group's count times its longest is at most `tokens`; a longer one is alone.
+def group_by_tokens(lengths: Iterable[int], tokens: int) -> list[slice]:
+    """Consecutive sentences in groups: rows times the longest length is at most `tokens`, except for a single row.
 
-    >>> grouped([2, 3, 3, 9, 4], 9)
+    >>> group_by_tokens([2, 3, 3, 9, 4], 9)
     [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    groups, start, longest = [], 0, 0
-    for place, length in enumerate(lengths):
-        longest = max(longest, int(length))
-        if place > start and longest * (place + 1 - start) > tokens:
-            groups.append(slice(start, place))
-            start, longest = place, int(length)
-    return [*groups, slice(start, len(lengths))] if len(lengths) else []
+    groups, start, longest, end = [], 0, 0, 0
+    for index, length in enumerate(lengths):
+        longest, end = max(longest, int(length)), index + 1
+        if index > start and longest * (end - start) > tokens:
+            groups.append(slice(start, index))
+            start, longest = index, int(length)
+    return [*groups, slice(start, end)] if end else []
