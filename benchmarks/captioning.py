@@ -44,7 +44,7 @@ from benchmarks.harness import (
 from benchmarks.harness import table as rows_table
 from regard.data.encoder_cache import cached_grids
 from regard.data.images import read_captions
-from regard.data.sentence_pairs import END, PADDING, START
+from regard.data.tokenizers import END, PADDING, START
 from regard.decoding import beam, forbid
 from regard.estimators import Captioner
 from regard.estimators.captioning.networks import make_encoder

@@ -39,7 +39,7 @@ from benchmarks.harness import (
 from benchmarks.harness import table as rows_table
 from regard import watch
 from regard.attend import Look
-from regard.data.text import encoded
+from regard.data.tokenizers import encode_text
 from regard.decoding import sample
 from regard.estimators import Writer
 from regard.estimators.writing.batches import mean_loss
@@ -297,7 +297,7 @@ def train_characters(data: Path, optimizer: str) -> Finding:
     writer.fit(text)
     seconds = time.perf_counter() - begin
     # Windows that do not overlap, as in the recipe: a token has 32 tokens of context on average.
-    tokens = torch.tensor(encoded(writer.tokenizer_, text))
+    tokens = torch.tensor(encode_text(writer.tokenizer_, text))
     loss = mean_loss(writer.model_, tokens[-round(0.1 * len(tokens)) :])
     note(writer.write("ROMEO:\n", 300, temperature=0.8, seed=SEED))
     measured = f"{loss:.3f} ({seconds / 2000 * 1e3:.0f} ms per step with validation)"

@@ -44,8 +44,8 @@ from benchmarks.harness import (
 from benchmarks.harness import table as rows_table
 from benchmarks.translation_quality import PARTS, corpora
 from regard import Translator, load, look
-from regard.data.sentence_pairs import PADDING, PairBatch, TokenBatches, pair_batch
-from regard.data.tokenizers import vocabularies
+from regard.data.sentence_pairs import PairBatch, TokenBatches, pair_batch
+from regard.data.tokenizers import PADDING, train_vocabularies
 from regard.estimators.common import adamw
 from regard.estimators.translation.training import length_limit, translate_tokens
 from regard.layers import Block, Decoder, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
@@ -69,8 +69,8 @@ def encoded_pairs() -> tuple[list[list[int]], list[list[int]], int]:
     """Token ids of the training set, and the size of the vocabulary."""
     assert data_folder is not None
     pairs = corpora(data_folder, "en", "de")["train"]
-    known = vocabularies(*pairs, tokens="pieces", count=8000, joint=True, lower=False)
-    return known.coded(pairs.source), known.coded(pairs.target, target=True), known.sizes[0]
+    known = train_vocabularies(*pairs, tokens="pieces", count=8000, joint=True, lower=False)
+    return known.encode(pairs.source), known.encode(pairs.target, target=True), known.sizes[0]
 
 
 def batches(count: int, *, by_length: bool) -> list[PairBatch]:
@@ -266,7 +266,7 @@ def beam_search(data: Path, model: Path | None) -> Finding:
         translator = Translator("transformer", **settings).fit(*parts["train"], validation=parts["val"])
     else:
         translator = load(model)
-    sources = translator.vocabularies_.coded(parts[PARTS[-1]].source)
+    sources = translator.vocabularies_.encode(parts[PARTS[-1]].source)
     limit = length_limit(translator.longest_target_, translator.longest)
     search = partial(translate_tokens, translator.model_, limit=limit, size=5, penalty=1.0)
     search(sources[:50])

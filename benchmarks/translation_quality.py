@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.harness import THREADS, machine
 from regard import Translator
-from regard.data.sentence_pairs import read_lines
+from regard.data.text import read_lines
 from regard.estimators.translation.evidence import translation_score
 from regard.training import ProcessGroup
 

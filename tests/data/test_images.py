@@ -23,7 +23,7 @@ from regard.data.images import (
     read_images,
     split_images,
 )
-from regard.data.text import UNKNOWN, restored, words
+from regard.data.tokenizers import UNKNOWN, word_tokenizer
 
 
 def quarters(height=20, width=20):
@@ -423,7 +423,7 @@ def test_a_seeded_fraction_is_held_out():
 
 
 def test_captions_that_are_too_long_or_empty_are_counted():
-    tokenizer = words(["a b c d"], special=("<padding>", "<start>", "<end>"))
+    tokenizer = word_tokenizer(["a b c d"], special=("<padding>", "<start>", "<end>"))
     images, tokens, skipped = encode_captions(tokenizer, [["a b", "a b c d"], ["!"], ["d x"]], 3)
     assert images == [0, 2]
     assert [tokenizer.decode(ids) for ids in tokens] == ["a b", f"d {UNKNOWN}"]
@@ -432,13 +432,3 @@ def test_captions_that_are_too_long_or_empty_are_counted():
         ValueError, match=r"no caption is left to train on: of 2, 1 have more than longest=1 words, and 1 have none"
     ):
         encode_captions(tokenizer, [["a b"], ["?"]], 1)
-
-
-def test_words_are_frequent_in_lower_case_and_without_punctuation():
-    tokenizer = words(["A dog's ball, a ball.", "The T-shirt's 2 balls!", "the -- dog's 'ball'"], 2, ("<padding>",))
-    assert tokenizer.get_vocab(with_added_tokens=False) == {
-        "<padding>": 0, UNKNOWN: 1, "ball": 2, "a": 3, "dog's": 4, "the": 5,
-    }  # fmt: skip
-    assert tokenizer.encode("The CAT'S ball...").tokens == ["the", UNKNOWN, "ball"]
-    assert tokenizer.encode("<padding>").tokens == [UNKNOWN]
-    assert restored(tokenizer.to_str()).encode("A ball").ids == [3, 2]

@@ -24,9 +24,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from regard.data.sentence_pairs import END, START, padded
+from regard.data.sentence_pairs import pad_rows
 from regard.data.tables import INSTALL, quote_names
 from regard.data.text import read_text
+from regard.data.tokenizers import END, START
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -409,4 +410,4 @@ def caption_batch(images: ArrayLike, captions: Sequence[Sequence[int]]) -> Capti
     >>> caption_batch([4, 7], [[8], [9, 9]]).words.tolist()
     [[1, 8, 2, 0], [1, 9, 9, 2]]
     """
-    return CaptionBatch(torch.as_tensor(images), padded([[START, *caption, END] for caption in captions]))
+    return CaptionBatch(torch.as_tensor(images), pad_rows([[START, *caption, END] for caption in captions]))

@@ -15,8 +15,7 @@ from torch.testing import assert_close
 import regard
 from regard import Captioner
 from regard.data.samples import scenes
-from regard.data.sentence_pairs import END
-from regard.data.text import UNKNOWN
+from regard.data.tokenizers import END, UNKNOWN
 from regard.estimators.captioning.networks import caption_text, caption_tokens
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.models.image_encoders import SmallResNet

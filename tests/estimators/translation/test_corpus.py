@@ -8,11 +8,11 @@ import pytest
 from regard import Translator
 from regard.data.samples import dates
 from regard.data.sentence_pairs import Pairs
-from regard.data.tokenizers import vocabularies
+from regard.data.tokenizers import train_vocabularies
 from regard.estimators.translation.corpus import bleu_tokenizer, prepare_corpus, tokens_by_epoch
 
-CHARACTERS = partial(vocabularies, tokens="characters", count=0, joint=True, lower=False)
-PIECES = partial(vocabularies, tokens="pieces", count=300, joint=True, lower=False)
+CHARACTERS = partial(train_vocabularies, tokens="characters", count=0, joint=True, lower=False)
+PIECES = partial(train_vocabularies, tokens="pieces", count=300, joint=True, lower=False)
 USUAL = {"longest": 200, "validation_fraction": 0.2, "seed": 0}
 
 
@@ -22,7 +22,7 @@ def test_validation_pairs_are_a_random_part_and_all_others_are_trained_on():
     assert len(corpus.validation.sources) == 12
     both = [*zip(*corpus.validation, strict=True), *zip(*corpus.training, strict=True)]
     assert sorted(both) == sorted(zip(*pairs, strict=True))
-    assert corpus.vocabularies.written(corpus.tokens.targets) == corpus.training.targets
+    assert corpus.vocabularies.decode(corpus.tokens.targets) == corpus.training.targets
     assert corpus.longest_target == 10
     same, other = (prepare_corpus(pairs, None, CHARACTERS, **USUAL | {"seed": seed}) for seed in (0, 1))
     assert same.validation == corpus.validation != other.validation
@@ -48,7 +48,7 @@ def test_dropped_joins_differ_between_epochs_and_stop_at_the_longest():
     assert first == tokens(0) != second
     assert first.sources != corpus.tokens.sources
     assert first.targets != corpus.tokens.targets
-    assert corpus.vocabularies.written(first.targets) == corpus.vocabularies.written(corpus.tokens.targets)
+    assert corpus.vocabularies.decode(first.targets) == corpus.vocabularies.decode(corpus.tokens.targets)
     assert max(map(len, first.sources)) <= 17
     assert tokens_by_epoch(corpus, 0.0, 0)(1) is corpus.tokens
 

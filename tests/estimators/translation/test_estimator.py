@@ -274,8 +274,8 @@ def test_numpys_numbers_are_numbers():
 @pytest.mark.parametrize(
     ("asked", "error", "message"),
     [
-        ({"sentences": [None]}, TypeError, "sentences must be texts, got NoneType in place 0"),
-        ({"sentences": ["a", "b\ud800"]}, ValueError, "half a surrogate pair in place 1"),
+        ({"sentences": [None]}, TypeError, "sentences must be texts, got NoneType at index 0"),
+        ({"sentences": ["a", "b\ud800"]}, ValueError, "half a surrogate pair at index 1"),
         ({"sentences": ["a"], "penalty": None}, ValueError, "penalty must be a number of at least 0, got None"),
         ({"sentences": ["a"], "beam": "5"}, ValueError, "beam must be a positive whole number, got '5'"),
     ],

@@ -6,8 +6,8 @@ import torch
 from torch.testing import assert_close
 
 from regard.data.samples import dates
-from regard.data.sentence_pairs import END, PADDING, START, pair_batch
-from regard.data.tokenizers import vocabularies
+from regard.data.sentence_pairs import pair_batch
+from regard.data.tokenizers import END, PADDING, START, train_vocabularies
 from regard.decoding import beam, forbid
 from regard.estimators.translation import training
 from regard.estimators.translation.training import (
@@ -37,7 +37,7 @@ SETTINGS = Architecture(
     attention_dropout=0.0,
 )
 SOURCES, TARGETS = dates(20)
-KNOWN = vocabularies(SOURCES, TARGETS, tokens="characters", count=0, joint=True, lower=False)
+KNOWN = train_vocabularies(SOURCES, TARGETS, tokens="characters", count=0, joint=True, lower=False)
 
 
 def network(**settings):
@@ -67,7 +67,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_target_tokens(model):
 def test_sentences_in_batches_get_the_same_tokens_as_alone(size, monkeypatch):
     monkeypatch.setattr(training, "SEARCHED_TOKENS", 100)
     model, limit, done = network(), length_limit(5, 30), []
-    tokens = KNOWN.coded(["", *SOURCES, ""])
+    tokens = KNOWN.encode(["", *SOURCES, ""])
     together = translate_tokens(model, tokens, limit, size=size, penalty=1.0, progress=done.append)
     assert together[0] == together[-1] == []
     assert done == sorted(done)

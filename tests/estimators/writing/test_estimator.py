@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 import regard
 from regard import saving
-from regard.data import text as texts
-from regard.data.text import text_of
+from regard.data.text import text_or_file
+from regard.data.tokenizers import encode_text
 from regard.estimators.writing.batches import Windows, mean_loss
 from regard.estimators.writing.estimator import Writer
 from regard.training import Muon
@@ -82,7 +82,7 @@ def test_pieces_write_whole_characters(piecewise):
 
 def test_perplexity_is_the_definition(writer):
     text = (LINE * 3)[:100]
-    ids = torch.tensor(texts.encoded(writer.tokenizer_, text))
+    ids = torch.tensor(encode_text(writer.tokenizer_, text))
     # Every token, given what its window shows: windows of 24 that overlap by 12.
     total = 0.0
     for place in range(1, len(ids)):
@@ -121,7 +121,7 @@ def test_evidence_is_what_the_model_looked_at(writer):
         assert np.allclose(matrix.sum(axis=1), 1.0, atol=1e-5)
         assert not np.triu(matrix, 1).any()  # nothing of the future
     with regard.watch(writer.model_) as seen:
-        writer.model_(torch.tensor([texts.encoded(writer.tokenizer_, text)]))
+        writer.model_(torch.tensor([encode_text(writer.tokenizer_, text)]))
     whole = torch.stack([layer[0][0] for layer in seen.values()]).flatten(0, 1).numpy()
     assert np.allclose(np.stack(weights), whole, atol=1e-5)
     few = writer.evidence(text, top=3)
@@ -184,7 +184,7 @@ Writer(**{settings!r}).fit({str(tmp_path / "text.txt")!r}, checkpoint={str(tmp_p
     assert 0 < steps < 40
     with pytest.raises(FileExistsError, match="resume it with resume=True"):
         Writer(**settings).fit(tmp_path / "text.txt", checkpoint=tmp_path / "run")
-    with pytest.raises(ValueError, match="a run with size=32, now it is 64"):
+    with pytest.raises(ValueError, match=r"must keep its settings: .* has size=32, got size=64"):
         Writer(**settings | {"size": 64}).fit(tmp_path / "text.txt", checkpoint=tmp_path / "run", resume=True)
     again = Writer(**settings).fit(tmp_path / "text.txt", checkpoint=tmp_path / "run", resume=True)
     whole = Writer(**settings).fit(tmp_path / "text.txt")
@@ -322,13 +322,13 @@ def test_what_cannot_be_read_or_written_says_why(writer, tmp_path):
     with pytest.raises(ValueError, match="at least 2 tokens"):
         writer.perplexity("a")
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none.txt"):
-        text_of(str(tmp_path / "none.txt"))
+        text_or_file(str(tmp_path / "none.txt"))
     (tmp_path / "bad.txt").write_bytes(b"good\nba\xffd\n")
     with pytest.raises(ValueError, match="not UTF-8: line 2 has the byte 0xff"):
-        text_of(tmp_path / "bad.txt")
+        text_or_file(tmp_path / "bad.txt")
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(ValueError, match="is empty"):
-        text_of(tmp_path / "empty.txt")
+        text_or_file(tmp_path / "empty.txt")
     with pytest.raises(ValueError, match="resume=True needs the checkpoint folder"):
         Writer(**SMALL).fit(LINE * 20, resume=True)
     with pytest.raises(ValueError, match="needs a seed"):

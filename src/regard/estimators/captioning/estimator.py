@@ -16,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from regard.checks import fraction, positive
-from regard.data import text as texts
 from regard.data.images import (
     CaptionBatch,
     CaptionBatches,
@@ -26,7 +25,7 @@ from regard.data.images import (
     match_captions,
     read_images,
 )
-from regard.data.sentence_pairs import SPECIAL, START
+from regard.data.tokenizers import SPECIAL_TOKENS, START, bpe_tokenizer, tokenizer_from_json, word_tokenizer
 from regard.estimators.captioning.evidence import CaptionEvidence
 from regard.estimators.captioning.networks import (
     GridEncoder,
@@ -277,9 +276,9 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     def _make_tokenizer(self, lines: list[str]) -> "Tokenizer":
         """A tokenizer of captions."""
         if self.tokens == "pieces":
-            return texts.pieces(lines, self.vocabulary, SPECIAL, lower=True, sentences=True)
-        tokenizer = texts.words(lines, self.least, SPECIAL)
-        if tokenizer.get_vocab_size() == len(SPECIAL) + 1:
+            return bpe_tokenizer(lines, self.vocabulary, SPECIAL_TOKENS, lower=True, sentences=True)
+        tokenizer = word_tokenizer(lines, self.least, SPECIAL_TOKENS)
+        if tokenizer.get_vocab_size() == len(SPECIAL_TOKENS) + 1:
             raise ValueError(f"no word occurs least={self.least} times in {len(lines)} captions: set `least` lower")
         return tokenizer
 
@@ -419,7 +418,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                 )
             settings["encoder"] = encoder
         model = cls(**settings)
-        model.tokenizer_ = texts.restored(config["tokenizer"])
+        model.tokenizer_ = tokenizer_from_json(config["tokenizer"])
         model.left_out_ = config["left_out"]
         model.history_ = restored_history(config)
         model.encoder_ = make_encoder(model.encoder, model.image_size)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from regard.data.encoder_cache import cached_grids
 from regard.data.images import ImageSource, read_images
-from regard.data.sentence_pairs import END, PADDING, START
-from regard.data.text import UNKNOWN
+from regard.data.tokenizers import END, PADDING, START, UNKNOWN
 from regard.decoding import Batch, decode_batches, forbid
 from regard.models.captioner import CaptionDecoder
 from regard.models.image_encoders import SmallResNet, check_grid, efficientnet_lite0

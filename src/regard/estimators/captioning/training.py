@@ -17,7 +17,7 @@ from regard.data.images import (
     match_captions,
     split_images,
 )
-from regard.data.sentence_pairs import PADDING
+from regard.data.tokenizers import PADDING
 from regard.estimators.captioning.networks import GridEncoder, Grids, caption_text, caption_tokens
 from regard.estimators.captioning.scores import caption_scores, has_words
 from regard.models.captioner import CaptionDecoder

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regard.data.sentence_pairs import read_lines, read_pairs
+from regard.data.sentence_pairs import read_pairs
+from regard.data.text import read_lines
 from regard.estimators.pictures import drawn
 from regard.estimators.runs import bleu_of, epoch_of, kept_run, written
 from regard.estimators.typed_settings import settings_in

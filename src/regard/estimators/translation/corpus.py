@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.bpe_dropout import Splits
 from regard.data.sentence_pairs import Pairs, as_pairs
-from regard.data.tokenizers import Vocabularies
+from regard.data.tokenizers import BPEDropout, Vocabularies
 
 VALIDATED = 1000
 """The maximum number of sentences that a validation translates."""
@@ -89,7 +88,7 @@ def usable_pairs(
     """The indices and tokens of the pairs `among` some indices that can be trained on, and the indices of all that
     cannot be used, by the reason.
     """
-    tokens = TokenPairs(vocabularies.coded(pairs.sources), vocabularies.coded(pairs.targets, target=True))
+    tokens = TokenPairs(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True))
     both = list(zip(*tokens, strict=True))
     empty = [index for index, pair in enumerate(both) if not all(pair)]
     long = [index for index, pair in enumerate(both) if max(map(len, pair)) > longest]
@@ -146,13 +145,13 @@ def tokens_by_epoch(corpus: Corpus, piece_dropout: float, seed: int) -> Callable
     if not piece_dropout:
         return lambda epoch: corpus.tokens
     sides = [
-        Splits(tokenizer, [line.strip() for line in lines])
+        BPEDropout(tokenizer, [line.strip() for line in lines])
         for tokenizer, lines in zip(corpus.vocabularies, corpus.training, strict=True)
     ]
 
     @functools.lru_cache(maxsize=1)  # epoch 0 is needed twice: once to count its batches
     def random_tokens(epoch: int) -> TokenPairs:
-        both = [side.drawn(piece_dropout, f"{seed} {epoch} {number}") for number, side in enumerate(sides)]
+        both = [side.sample(piece_dropout, f"{seed} {epoch} {number}") for number, side in enumerate(sides)]
         # More pieces may exceed the maximum length: such a sentence keeps its usual ones.
         return TokenPairs(
             *(

@@ -14,8 +14,8 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from regard.data.sentence_pairs import START, TokenBatches, as_pairs, as_sentences
-from regard.data.tokenizers import Vocabularies, vocabularies
+from regard.data.sentence_pairs import TokenBatches, as_pairs, as_sentences
+from regard.data.tokenizers import START, Vocabularies, train_vocabularies
 from regard.estimators.common import (
     OPTIMIZERS,
     check_between,
@@ -193,7 +193,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         corpus = prepare_corpus(
             as_pairs(sources, targets),
             validation,
-            partial(vocabularies, tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower),
+            partial(train_vocabularies, tokens=self.tokens, count=self.vocabulary, joint=self.joint, lower=self.lower),
             longest=self.longest,
             validation_fraction=self.validation_fraction,
             seed=seed,
@@ -252,7 +252,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         with ProgressBar("translating", len(sources), shown=self.verbose) as bar:
             limit = length_limit(self.longest_target_, self.longest)
             tokens = translate_tokens(self.model_, sources, limit, size=beam, penalty=penalty, progress=bar.note)
-        return self.vocabularies_.written(tokens)
+        return self.vocabularies_.decode(tokens)
 
     def predict(self, sentences: Sequence[str]) -> list[str]:
         """`translate`, under scikit-learn's name."""
@@ -290,12 +290,12 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             limit = length_limit(self.longest_target_, self.longest)
             [target] = translate_tokens(self.model_, [source], limit, size=beam, penalty=1.0)
         else:
-            [target] = known.coded(as_sentences([translation]), target=True)
+            [target] = known.encode(as_sentences([translation]), target=True)
         with torch.inference_mode():
             given = torch.tensor([[START, *target]])
             weight = self.model_.look(torch.tensor([source]), torch.tensor([len(source)]), given)
-        tokens = [*known.shown(target, target=True), "■"]
-        return Alignment(known.shown(source), tokens, weight[0].double().numpy(), known.written([target])[0])
+        tokens = [*known.labels(target, target=True), "■"]
+        return Alignment(known.labels(source), tokens, weight[0].double().numpy(), known.decode([target])[0])
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
@@ -313,13 +313,13 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             "counted": self.counted_,
         }
         arrays = {name: to_array(tensor) for name, tensor in self.model_.state_dict().items()}
-        return config, arrays, self.vocabularies_.saved()
+        return config, arrays, self.vocabularies_.to_json()
 
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
         """The model that `state` was called on."""
         translator = cls(**config["settings"])
-        translator.vocabularies_ = Vocabularies.restored(config)
+        translator.vocabularies_ = Vocabularies.from_json(config)
         translator.left_out_ = config["left_out"]
         translator.history_ = restored_history(config)
         translator.longest_target_ = config["longest_target"]
@@ -336,7 +336,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of sentences to translate; raises ValueError if one is too long."""
-        tokens = self.vocabularies_.coded(sentences)
+        tokens = self.vocabularies_.encode(sentences)
         long = [index for index, ids in enumerate(tokens) if len(ids) > self.longest]
         if long:
             more = f", and so have {len(long) - 1} others" if len(long) > 1 else ""

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.data.sentence_pairs import END, PADDING, START, PairBatch, grouped, padded
-from regard.data.tokenizers import Vocabularies
+from regard.data.sentence_pairs import PairBatch, group_by_tokens, pad_rows
+from regard.data.tokenizers import END, PADDING, START, Vocabularies
 from regard.decoding import Batch, Step, decode_batches, forbid
 from regard.estimators.translation.corpus import VALIDATED, Corpus
 from regard.estimators.translation.evidence import TranslationScore, translation_score
@@ -110,9 +110,9 @@ def target_tokens(batch: PairBatch) -> int:
 def validation_bleu(model: Seq2Seq, corpus: Corpus, *, lowercase: bool) -> TranslationScore:
     """BLEU of greedy translations of the validation pairs; of a source that is too long, its first tokens."""
     sources, targets = (side[:VALIDATED] for side in corpus.validation)
-    tokens = [ids[: corpus.longest] for ids in corpus.vocabularies.coded(sources)]
+    tokens = [ids[: corpus.longest] for ids in corpus.vocabularies.encode(sources)]
     limit = length_limit(corpus.longest_target, corpus.longest)
-    translations = corpus.vocabularies.written(translate_tokens(model, tokens, limit))
+    translations = corpus.vocabularies.decode(translate_tokens(model, tokens, limit))
     return translation_score(translations, targets, tokenize=corpus.bleu_tokenizer, lowercase=lowercase)
 
 
@@ -150,10 +150,10 @@ def translate_tokens(
     empty = len(sources) - len(order)
 
     def batches() -> Iterator[Batch[Any]]:
-        for group in grouped(lengths[order], SEARCHED_TOKENS // size):
+        for group in group_by_tokens(lengths[order], SEARCHED_TOKENS // size):
             inputs = order[group].tolist()
             length = torch.from_numpy(limit(lengths[inputs]))
-            source = padded([sources[index] for index in inputs])
+            source = pad_rows([sources[index] for index in inputs])
             state = model.begin(source, torch.from_numpy(lengths[inputs]), int(length.max()))
             yield Batch(inputs, state, length)
 

@@ -14,7 +14,16 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from regard.checks import positive
-from regard.data import text as texts
+from regard.data.text import checked_text, text_or_file
+from regard.data.tokenizers import (
+    UNKNOWN,
+    bpe_tokenizer,
+    character_tokenizer,
+    encode_text,
+    text_chunks,
+    tokenizer_from_json,
+    tokenizers_package,
+)
 from regard.decoding import forbid, sample
 from regard.decoding.sampling import check_sampling
 from regard.estimators.common import (
@@ -84,10 +93,10 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         tensorboard  a folder for TensorBoard
         """
         check_settings(self)
-        content = texts.text_of(text)
+        content = text_or_file(text)
         seed = seed_of(self.random_state)
         tokenizer = self.make_tokenizer(content)
-        ids = torch.tensor(texts.encoded(tokenizer, content))
+        ids = torch.tensor(encode_text(tokenizer, content))
         held = max(1, round(self.validation_fraction * len(ids)))
         learned, validated = ids[:-held], ids[-held:]
         self.check_length(len(learned), len(validated))
@@ -154,7 +163,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         """What `write` adds to the prompt, as it comes."""
         check_is_fitted(self)
         length = positive("length", length)
-        ids = self.tokenizer_.encode(texts.as_text("prompt", prompt)).ids
+        ids = self.tokenizer_.encode(checked_text("prompt", prompt)).ids
         if not ids:
             raise ValueError("there must be something to go on from: give a prompt of at least one character")
         check_sampling(temperature, top_k, top_p)  # now, not when the first token is asked for
@@ -165,8 +174,8 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     @torch.inference_mode()
     def written(self, ids: list[int], length: int, settings: dict[str, Any]) -> Iterator[str]:
         """The text of new tokens. Where the context is full, its later half is read again."""
-        decode = texts.tokenizers().decoders.DecodeStream(skip_special_tokens=False)
-        unknown = self.tokenizer_.token_to_id(texts.UNKNOWN)
+        decode = tokenizers_package().decoders.DecodeStream(skip_special_tokens=False)
+        unknown = self.tokenizer_.token_to_id(UNKNOWN)
         step = self.model_.step if unknown is None else forbid(self.model_.step, [unknown])
         while length:
             ids = ids[-self.context :] if len(ids) < self.context else ids[-max(1, self.context // 2) :]
@@ -186,7 +195,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         The text is read in windows of `context` tokens that overlap by half.
         """
         check_is_fitted(self)
-        ids = torch.tensor(texts.encoded(self.tokenizer_, texts.text_of(text)))
+        ids = torch.tensor(encode_text(self.tokenizer_, text_or_file(text)))
         if len(ids) < 2:
             raise ValueError(f"a text of at least 2 tokens is needed, got {len(ids)}")
         return math.exp(mean_loss(self.model_, ids, overlap=self.context // 2))
@@ -198,7 +207,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     def evidence(self, text: str, top: int = 5) -> TextEvidence:
         """What each token of a text looked at, in each block and head: the `top` tokens, and the weight of the rest."""
         check_is_fitted(self)
-        coded = self.tokenizer_.encode(texts.as_text("text", text))
+        coded = self.tokenizer_.encode(checked_text("text", text))
         if not 1 <= len(coded.ids) <= self.context:
             raise ValueError(
                 f"a text of 1 to {self.context} tokens, the context, can be looked at, got {len(coded.ids)}"
@@ -223,7 +232,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
         """The model that was saved."""
         writer = cls(**config["settings"])
-        writer.tokenizer_ = texts.restored(config["tokenizer"])
+        writer.tokenizer_ = tokenizer_from_json(config["tokenizer"])
         writer.history_ = restored_history(config)
         model = writer.make_model(writer.tokenizer_)
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, assign=True)
@@ -241,9 +250,9 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     def make_tokenizer(self, content: str) -> Any:
         """Tokens for a text; pieces are learned from the part that is not held out."""
         if self.tokens == "characters":
-            return texts.characters(content)
+            return character_tokenizer(content)
         part = content[: max(1, round((1 - self.validation_fraction) * len(content)))]
-        return texts.pieces(texts.parts(part), self.vocabulary)
+        return bpe_tokenizer(text_chunks(part), self.vocabulary)
 
     def make_model(self, tokenizer: Any) -> LanguageModel:
         """A model of the settings for these tokens, with new weights."""

@@ -64,9 +64,9 @@ def tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a model: a folder with `tokenizer.json`, that file itself, or llama2.c's `.bin`.
 
     >>> import tempfile
-    >>> from regard.data.text import characters
+    >>> from regard.data.tokenizers import character_tokenizer
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     characters("banana").save(f"{folder}/tokenizer.json")
+    ...     character_tokenizer("banana").save(f"{folder}/tokenizer.json")
     ...     words = tokenizer(folder)
     >>> words.decode(words.encode("nab"))
     'nab'
