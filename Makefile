@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format bench docs clean
+.PHONY: help demo test test-fast check format bench settings docs clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,6 +36,9 @@ bench: $(READY)  ## compare with other libraries; DATA=folder adds the rows on r
 	$(BIN)/python -m benchmarks.language $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.translation $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.captioning
+
+settings: $(READY)  ## rewrite the tables of settings in docs/*.md
+	$(BIN)/python docs/settings_tables.py
 
 docs: $(READY)  ## build the documentation: site/index.html
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"

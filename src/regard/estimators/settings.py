@@ -227,7 +227,7 @@ def settings_table(cls: type) -> str:
     """
     rows = ["| setting | default | what it is |", "|---|---|---|"]
     for each in settings_of(cls):
-        simple = all(kind in SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
+        simple = each.check is None and all(kind in SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
         what = f"{each.help}: {each.requirement()}" if simple else each.help
         rows.append(f"| `{each.name}` | `{_shown(each.default)}` | {what.replace('|', chr(92) + '|')} |")
     return "\n".join(rows)

@@ -1,0 +1,43 @@
+"""The tables of settings in the pages are those that the estimators declare."""
+
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import regard
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {
+    "tables": ["NadarayaWatson"],
+    "bags": ["BagClassifier"],
+    "translation": ["Translator"],
+    "captions": ["Captioner"],
+    "language": ["Writer"],
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_of_a_page_are_up_to_date(page):
+    text = (DOCS / f"{page}.md").read_text()
+    names = re.findall("<!-- settings: (.*) -->", text)
+    assert names == PAGES[page]
+    if all(dataclasses.is_dataclass(getattr(regard, name)) for name in names):
+        assert text == runpy.run_path(str(DOCS / "settings_tables.py"))["with_tables"](text), "run make settings"
+
+
+def test_a_table_has_a_row_for_each_setting():
+    text = (DOCS / "language.md").read_text()
+    for name in regard.Writer().get_params():
+        assert f"| `{name}` |" in text
+
+
+def test_the_reference_lists_the_settings_of_an_estimator():
+    griffe = pytest.importorskip("griffe")  # part of the docs extra
+    extension = runpy.run_path(str(DOCS / "plain_docstrings.py"))["PlainDocstrings"]()
+    module = griffe.load("regard.estimators.writing.estimator", extensions=griffe.Extensions(extension))
+    docstring = module["Writer"].docstring.value
+    assert "| `context` | `256` |" in docstring
+    assert "```pycon\n>>> writer" in docstring
