@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 
-from regard.estimators.bags import BagClassifier, BagRegressor, FlatClassifier, FlatRegressor, QuadraticRegressor
+from regard.estimators import BagClassifier, BagRegressor, FlatClassifier, FlatRegressor, QuadraticRegressor
 
 QUICK = {"learning_rate": 0.05, "epochs": 40, "verbose": False}
 MODELS = {

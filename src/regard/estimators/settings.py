@@ -134,7 +134,7 @@ def setting(
 ) -> Any:
     """A field of a class `with_settings`.
 
-    default    its default value, or `REQUIRED`
+    default    its default value, or `REQUIRED`. Type checkers know of it only if it is given by keyword (PEP 681)
     help       one line: it is shown in `--help`, in the class's docstring and in the docs
     at_least, above, at_most, below   bounds of a number; a whole number is at least 1 by default
     kw_only    False: it may be given by position
@@ -273,8 +273,8 @@ def _check_seed(name: str, value: object) -> None:
 class Seeded:
     """What every estimator shares."""
 
-    random_state: int | None = setting(None, "seed: one seed, one result", check=_check_seed, option=False)
-    verbose: bool = setting(True, "show progress bars for work longer than a second", option=False)
+    random_state: int | None = setting(default=None, help="seed: one seed, one result", check=_check_seed, option=False)
+    verbose: bool = setting(default=True, help="show progress bars for work longer than a second", option=False)
 
 
 @with_settings

@@ -27,7 +27,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import regard
 from regard.data.bags import as_bags
-from regard.estimators.bags import BagClassifier, BagRegressor, QuadraticRegressor
+from regard.estimators import BagClassifier, BagRegressor, QuadraticRegressor
 
 
 @every_model

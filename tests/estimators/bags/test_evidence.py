@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
 
 from regard.data.bags import as_bags
-from regard.estimators.bags import BagClassifier, BagRegressor, QuadraticRegressor
+from regard.estimators import BagClassifier, BagRegressor, QuadraticRegressor
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from regard.data.bags import as_bags
 from regard.data.samples import planted_bags
-from regard.estimators.bags import FlatClassifier, FlatRegressor, QuadraticRegressor
+from regard.estimators import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.estimators.bags.quadratic import (
     fit_rank,
     gram,

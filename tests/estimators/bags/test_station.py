@@ -6,7 +6,8 @@ from helpers.bag_cases import ragged_bags
 from matplotlib.figure import Figure
 from numpy.testing import assert_array_equal
 
-from regard.estimators.bags import QuadraticRegressor, station
+from regard.estimators import QuadraticRegressor
+from regard.estimators.bags import station
 
 
 def test_errors_are_relative_to_the_standard_deviation_of_the_target():

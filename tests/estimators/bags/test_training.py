@@ -6,7 +6,8 @@ import torch
 from helpers.bag_cases import QUICK, equal_bags, ragged_bags, target_for
 from numpy.testing import assert_array_equal
 
-from regard.estimators.bags import BagClassifier, BagRegressor, training
+from regard.estimators import BagClassifier, BagRegressor
+from regard.estimators.bags import training
 
 BRIEF = {**QUICK, "epochs": 8}
 

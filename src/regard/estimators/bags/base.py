@@ -6,7 +6,7 @@ An estimator over bags is a sum over instances: output(bag) = constant + Σᵢ c
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +22,48 @@ from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
 from regard.estimators.common import restored_classes, saved_classes, target_names
 from regard.estimators.evidence import check_memory, checked_top
-from regard.estimators.settings import saved_settings
+from regard.estimators.settings import check_settings, saved_settings, setting, with_settings
 from regard.saving import to_json, write_folder
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 Arrays = dict[str, NDArray[Any]]
-ClassWeight = dict[Any, float] | str | None
 
 
-class OverBags(BaseEstimator):  # type: ignore[misc]
+def check_column(name: str, value: object) -> None:
+    """Raise unless a value names a column of a frame, or is None."""
+    if value is not None and not isinstance(value, str | int):
+        raise ValueError(f"{name} must be the name of a column or None, got {value!r}")
+
+
+def parse_class_weight(text: str) -> str | None:
+    """The class weight that an option can give."""
+    if text not in ("balanced", "none"):
+        raise ValueError(f"--class-weight must be balanced or none, got {text!r}; in Python it can be weights by class")
+    return None if text == "none" else text
+
+
+@with_settings
+class FeatureSettings:
+    """What all estimators over bags share."""
+
+    standardise: bool = setting(default=True, help="scale features to mean 0 and standard deviation 1")
+    bag: str | None = setting(default=None, help="column of a frame that names the bag of each row", check=check_column)
+
+
+@with_settings
+class ClassSettings:
+    """What all classifiers over bags share."""
+
+    class_weight: dict[Any, float] | Literal["balanced"] | None = setting(
+        default=None, help="balanced, or weights by class; by default all bags count the same", parse=parse_class_weight
+    )
+
+
+class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
     """An estimator that takes bags. Methods with an underscore are for subclasses."""
 
-    bag: str | None
-    standardise: bool
     n_features_in_: int
     scale_: Scale
     targets_: list[str]
@@ -87,6 +114,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
 
     def _read_training(self, X: object, y: object) -> tuple[Bags, Labels]:  # noqa: N803
         """Training bags, not scaled, and one target for each; sets what `fit` learns about features and targets."""
+        check_settings(self)
         self._check_settings()
         bags = as_bags(X, by=self.bag if hasattr(X, "columns") else None)
         target = align_targets(y, bags)
@@ -121,7 +149,7 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         return bags
 
     def _check_settings(self) -> None:
-        """Raise on settings that are wrong; called by `fit`."""
+        """Raise on settings that do not fit together; called by `fit`."""
 
     def _structure(self) -> dict[str, Any]:
         """The settings that the learned arrays depend on; later changes by `set_params` do not affect the model."""
@@ -158,11 +186,10 @@ class OverBags(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class ClassifierOverBags(ClassifierMixin, OverBags):  # type: ignore[misc]
+class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ignore[misc]
     """One class per bag. With two classes there is one output, the logit of the second; with more, one per class."""
 
     classes_: Labels
-    class_weight: ClassWeight
 
     def decision_function(self, X: object) -> Floats:  # noqa: N803
         """The logits, [B, classes]; with two classes the logit of the second, [B]."""

@@ -9,27 +9,23 @@ score as its weight, ŷ = b + Σᵢ (vᵀxᵢ)(uᵀxᵢ).
 The evidence of a prediction is the weight αᵢ of each instance and its contribution αᵢ uᵀhᵢ to each output.
 """
 
-import math
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.checks import is_count, is_number
 from regard.data.bags import Bags, Floats, Integers
 from regard.data.columns import Scale
 from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
 from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
 from regard.estimators.bags.training import Architecture, Examples, Loss, Schedule, make_network, train_network
 from regard.estimators.common import all_or_nothing
-from regard.estimators.settings import seed_of
+from regard.estimators.settings import Seeded, seed_of, setting, with_settings
 from regard.models.bag import BagModel
 from regard.training import History, Monitor
 
-NETWORKS = ("softmax", "gated", "mean", "max")
-STARTS = ("random", "spectral")
 PLAIN_RATE, EMBEDDED_RATE = 0.03, 1e-3
 PLAIN_EPOCHS, EMBEDDED_EPOCHS = 300, 100
 """Default learning rates and epochs without an embedding, and with one."""
@@ -37,45 +33,30 @@ BLOCK = 2**16
 """The largest number of instances in one pass through a network in prediction."""
 
 
-class NetworkOverBags(OverBags):
-    """What classification and regression by a network share: settings, training, outputs and evidence."""
+@with_settings
+class NetworkSettings(Seeded):
+    """What classification and regression by a network share."""
 
+    hidden_size: int | None = setting(default=None, help="size of an embedding relu(Wx + b); by default none")
+    heads: int = setting(default=1, help="attention heads")
+    dropout: float = setting(default=0.5, help="fraction of the embedding dropped in training", at_least=0, below=1)
+    learning_rate: float | None = setting(
+        default=None, help="by default 0.001 with an embedding, 0.03 without", above=0
+    )
+    weight_decay: float = setting(default=0.01, help="½ weight_decay ‖θ‖² is added to the loss", at_least=0)
+    epochs: int | None = setting(default=None, help="by default 100 with an embedding, 300 without")
+    batch_size: int | None = setting(default=None, help="bags per step; by default all")
+    early_stopping: bool = setting(default=False, help="hold out bags, and keep the epoch with the lowest loss on them")
+    validation_fraction: float = setting(default=0.1, help="fraction held out by early_stopping", above=0, below=1)
+    patience: int = setting(default=10, help="epochs without a lower loss before early_stopping stops")
+
+
+class NetworkOverBags(NetworkSettings, OverBags):
+    """Training, outputs and evidence of a network."""
+
+    attention: str
     network_: BagModel
     history_: History
-
-    def __init__(
-        self,
-        attention: str,
-        hidden_size: int | None,
-        heads: int,
-        dropout: float,
-        learning_rate: float | None,
-        weight_decay: float,
-        epochs: int | None,
-        batch_size: int | None,
-        early_stopping: bool,
-        validation_fraction: float,
-        patience: int,
-        standardise: bool,
-        bag: str | None,
-        random_state: int | None,
-        verbose: bool,
-    ) -> None:
-        self.attention = attention
-        self.hidden_size = hidden_size
-        self.heads = heads
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.standardise = standardise
-        self.bag = bag
-        self.random_state = random_state
-        self.verbose = verbose
 
     def _train(self, bags: Bags, target: Tensor, weight: Tensor, loss: Loss, strata: Integers | None = None) -> None:
         """Train a new network on bags with one target and one weight each; `strata` are their classes."""
@@ -112,38 +93,10 @@ class NetworkOverBags(OverBags):
         return PLAIN_EPOCHS if self.hidden_size is None else EMBEDDED_EPOCHS
 
     def _check_settings(self) -> None:
-        self._check_attention()
-        hidden, heads, batch = self.hidden_size, self.heads, self.batch_size
-        if hidden is not None and not is_count(hidden):
-            raise ValueError(f"hidden_size must be a positive whole number, or None for no embedding, got {hidden!r}")
-        if self.attention == "gated" and hidden is None:
-            raise ValueError("attention='gated' needs a hidden_size, such as 64: a gate is a layer of that size")
-        if not is_count(heads) or (heads > 1 and self.attention not in ("softmax", "gated")):
-            raise ValueError(f"heads must be a positive whole number, and 1 without a softmax, got {heads!r}")
-        if batch is not None and not is_count(batch):
-            raise ValueError(f"batch_size must be a positive whole number, or None for all bags, got {batch!r}")
-        if not is_count(self._epochs()) or not is_count(self.patience):
-            raise ValueError(f"epochs and patience must be at least 1, got {self.epochs!r} and {self.patience!r}")
-        if (
-            not is_finite(self._learning_rate())
-            or not self._learning_rate() > 0
-            or not is_finite(self.weight_decay)
-            or self.weight_decay < 0
-        ):
-            raise ValueError(
-                "learning_rate must be positive and weight_decay not negative, got"
-                f" {self.learning_rate!r} and {self.weight_decay!r}"
-            )
-        dropout, held = self.dropout, self.validation_fraction
-        if not is_finite(dropout) or not 0 <= dropout < 1 or not is_finite(held) or not 0 < held < 1:
-            raise ValueError(
-                "dropout must be at least 0 and below 1, and validation_fraction between 0 and 1, got"
-                f" {dropout!r} and {held!r}"
-            )
-
-    def _check_attention(self) -> None:
-        if self.attention not in NETWORKS:
-            raise ValueError(f"attention must be one of {', '.join(NETWORKS)}, got {self.attention!r}")
+        if self.attention == "gated" and self.hidden_size is None:
+            raise ValueError("attention='gated' needs a hidden_size, such as 64, got None: the gate is a layer")
+        if self.heads > 1 and self.attention not in ("softmax", "gated"):
+            raise ValueError(f"heads must be 1 for attention={self.attention!r}, got {self.heads}")
 
     def _tensors(self, bags: Bags) -> tuple[Tensor, Tensor, int]:
         """Bags as the network takes them."""
@@ -173,25 +126,12 @@ class NetworkOverBags(OverBags):
         self.network_ = network.eval().requires_grad_(False)
 
 
+@with_settings
 class BagClassifier(NetworkOverBags, ClassifierOverBags):
     """Attention over the instances of a bag, for one class per bag.
 
-    attention            "softmax"; "gated" (Ilse et al. 2018, equation 9); or "mean" and "max", for comparison
-    hidden_size          None: scores vᵀx and outputs uᵀx of the features. A number: an embedding relu(Wx + b) of that
-                         size, and with "softmax" the score wᵀtanh(Vh) (equation 8)
-    heads                number of attention heads
-    dropout              fraction of the embedding dropped in training; unused without an embedding
-    learning_rate        of Adam; by default 0.001 with an embedding, 0.03 without
-    weight_decay         ½ weight_decay ‖θ‖² is added to the loss
-    epochs               passes over the bags; by default 100 with an embedding, 300 without
-    batch_size           bags per step; by default all
-    early_stopping       hold out validation_fraction of the bags, stop after `patience` epochs without a better loss
-                         on them, and keep the best epoch
-    class_weight         None, "balanced", or weights by class
-    standardise          scale features to mean 0 and standard deviation 1 over the training instances
-    bag                  column of a frame that names the bag of each row
-    random_state         seed: one seed, one result
-    verbose              show a progress bar for work longer than a second
+    Without a hidden size the scores are vᵀx and the outputs uᵀx of the features. With one they are of an embedding h,
+    and the score is wᵀtanh(Vh), equation 8 of Ilse et al. 2018, or gated, equation 9.
 
     X is what `regard.data.bags.as_bags` takes, y one label per bag. After `fit`: `classes_`, `network_`, `history_`.
 
@@ -206,44 +146,9 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
     (60, 1)
     """
 
-    def __init__(
-        self,
-        attention: Literal["softmax", "gated", "mean", "max"] = "softmax",
-        *,
-        hidden_size: int | None = None,
-        heads: int = 1,
-        dropout: float = 0.5,
-        learning_rate: float | None = None,
-        weight_decay: float = 1e-2,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 10,
-        class_weight: Any = None,
-        standardise: bool = True,
-        bag: str | None = None,
-        random_state: int | None = None,
-        verbose: bool = True,
-    ) -> None:
-        super().__init__(
-            attention=attention,
-            hidden_size=hidden_size,
-            heads=heads,
-            dropout=dropout,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            batch_size=batch_size,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            standardise=standardise,
-            bag=bag,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+    attention: Literal["softmax", "gated", "mean", "max"] = setting(
+        default="softmax", help="gated needs a hidden_size; mean and max are poolings, for comparison", kw_only=False
+    )
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -257,17 +162,16 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
         return self
 
 
+@with_settings
 class BagRegressor(NetworkOverBags, RegressorOverBags):
     """Attention over the instances of a bag, for one number per bag.
 
-    attention   as in `BagClassifier`, or "linear": ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ) = b + tr(XᵀX vuᵀ), where vᵀx is the weight
-                of an instance. It is fitted by L-BFGS and uses only the settings weight_decay, standardise, init and
-                random_state. Features are divided by their root mean square, not centred, and `u_` and `v_` are in the
-                units of the data
-    init        the start of "linear": "random", or "spectral": u and v from the largest positive and the most negative
-                eigenvalue of the full quadratic model (see `regard.estimators.bags.quadratic`)
+    attention="linear" is ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ) = b + tr(XᵀX vuᵀ), where vᵀx is the weight of an instance. It is
+    fitted by L-BFGS and uses only the settings weight_decay, standardise, init and random_state. Features are divided
+    by their root mean square, not centred, and `u_` and `v_` are in the units of the data. It starts at random, or with
+    init="spectral" at the u and v of the full quadratic model (see `regard.estimators.bags.quadratic`).
 
-    All other settings are those of `BagClassifier`. The target is standardised in training.
+    The target is standardised in training. After `fit`: `network_`, `history_`; of linear attention `u_`, `v_`.
 
     >>> import numpy as np
     >>> bags = np.random.default_rng(0).normal(size=(80, 4, 3))
@@ -277,48 +181,11 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
     np.float64(1.0)
     """
 
-    u_: Floats  # [d], of linear attention
-    v_: Floats  # [d]
-    intercept_: float
-
-    def __init__(
-        self,
-        attention: Literal["softmax", "gated", "mean", "max", "linear"] = "softmax",
-        *,
-        init: Literal["random", "spectral"] = "random",
-        hidden_size: int | None = None,
-        heads: int = 1,
-        dropout: float = 0.0,
-        learning_rate: float | None = None,
-        weight_decay: float = 1e-2,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 10,
-        standardise: bool = True,
-        bag: str | None = None,
-        random_state: int | None = None,
-        verbose: bool = True,
-    ) -> None:
-        super().__init__(
-            attention=attention,
-            hidden_size=hidden_size,
-            heads=heads,
-            dropout=dropout,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            batch_size=batch_size,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            standardise=standardise,
-            bag=bag,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.init = init
+    attention: Literal["softmax", "gated", "mean", "max", "linear"] = setting(
+        default="softmax", help="linear is Σᵢ (uᵀxᵢ)(vᵀxᵢ); gated needs a hidden_size", kw_only=False
+    )
+    init: Literal["random", "spectral"] = setting(default="random", help="start of linear attention")
+    dropout: float = 0.0
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -354,15 +221,12 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         linear = self.attention == "linear"
         return root_mean_square_scale(instances, self.standardise) if linear else super()._feature_scale(instances)
 
-    def _check_attention(self) -> None:
-        if self.attention not in (*NETWORKS, "linear"):
-            raise ValueError(f"attention must be one of {', '.join(NETWORKS)}, linear, got {self.attention!r}")
-        if self.init not in STARTS:
-            raise ValueError(f"init must be one of {', '.join(STARTS)}, got {self.init!r}")
+    def _check_settings(self) -> None:
+        super()._check_settings()
         if self.init == "spectral" and self.attention != "linear":
-            raise ValueError(f"init='spectral' is for attention='linear', got attention={self.attention!r}")
+            raise ValueError(f"init='spectral' needs attention='linear', got attention={self.attention!r}")
         if self.attention == "linear" and self.hidden_size is not None:
-            raise ValueError(f"attention='linear' has no embedding, got hidden_size={self.hidden_size!r}")
+            raise ValueError(f"hidden_size must be None for attention='linear', got {self.hidden_size!r}")
 
     @property
     def _is_linear(self) -> bool:
@@ -406,8 +270,3 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Half the squared error."""
     return 0.5 * (output[:, 0] - target).square()
-
-
-def is_finite(value: object) -> bool:
-    """Whether a value is a finite number."""
-    return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]

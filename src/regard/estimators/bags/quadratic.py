@@ -29,11 +29,11 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from regard.checks import is_count, is_number
 from regard.data.bags import Bags, Floats, Labels
 from regard.data.columns import Scale
-from regard.estimators.bags.base import Arrays, ClassifierOverBags, ClassWeight, OverBags, RegressorOverBags, fractions
+from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
 from regard.estimators.common import all_or_nothing
+from regard.estimators.settings import setting, with_settings
 
 Solver = Literal["primal", "dual"]
 TABLE_LIMIT = 2**25
@@ -44,16 +44,14 @@ SMALLEST_EIGENVALUE = 1e-2
 """Smallest eigenvalue of a start, relative to the largest: if u equals v, their gradients are equal too."""
 
 
+@with_settings
 class QuadraticRegressor(RegressorOverBags):
     """Ridge regression on the products of features: ŷ = b + tr(XᵀX W), for a bag X [n, d].
 
-    rank         None: the full W in closed form, from the d(d+1)/2 products ("primal") if they are no more than the
-                 bags, else from the kernel ‖X Zᵀ‖²_F between bags ("dual"); `solver_` is the one used. A number: a W
-                 of that rank, started at the largest eigenvalues of the full one and fitted by L-BFGS
-    alpha        the ridge: α‖W‖²_F is added to the sum of squared errors
-    standardise  divide features by their root mean square. The model stays the same, with `weight_` in the units of
-                 the data, but the ridge does not
-    bag          column of a frame that names the bag of each row
+    The full W is found in closed form, from the d(d+1)/2 products ("primal") if they are no more than the bags, else
+    from the kernel ‖X Zᵀ‖²_F between bags ("dual"). A W of a smaller rank starts at the largest eigenvalues of the full
+    one, and is fitted by L-BFGS. Scaling features changes the ridge, but not the model: `weight_` is in the units of
+    the data.
 
     After `fit`: `weight_` [d, d], `intercept_`, `solver_`. Evidence: the contribution of an instance is xᵀWx, and its
     weight is its fraction of the bag's |contributions|.
@@ -66,17 +64,9 @@ class QuadraticRegressor(RegressorOverBags):
     ('primal', [1.0, 0.0, 0.0])
     """
 
-    weight_: Floats  # [d, d]
-    intercept_: float
-    solver_: Solver
-
-    def __init__(
-        self, rank: int | None = None, *, alpha: float = 1.0, standardise: bool = True, bag: str | None = None
-    ) -> None:
-        self.rank = rank
-        self.alpha = alpha
-        self.standardise = standardise
-        self.bag = bag
+    rank: int | None = setting(default=None, help="rank of W; by default W is full", kw_only=False)
+    alpha: float = setting(default=1.0, help="ridge: alpha ‖W‖² is added to the sum of squared errors", above=0)
+    standardise: bool = setting(default=True, help="divide features by their root mean square")
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -95,11 +85,6 @@ class QuadraticRegressor(RegressorOverBags):
 
     def _feature_scale(self, instances: Floats) -> Scale:
         return root_mean_square_scale(instances, self.standardise)
-
-    def _check_settings(self) -> None:
-        check_penalty("alpha", self.alpha)
-        if self.rank is not None and not is_count(self.rank):
-            raise ValueError(f"rank must be a positive whole number, or None for the full matrix, got {self.rank!r}")
 
     def _outputs(self, bags: Bags) -> Floats:
         return quadratic(bags, self.weight_)[:, None] + self.intercept_
@@ -164,13 +149,9 @@ class FlatModel(OverBags):
         self.n_instances_in_ = arrays["instances"].item()
 
 
+@with_settings
 class FlatClassifier(FlatModel, ClassifierOverBags):
     """Logistic regression on vec(X), for bags of one size whose instances have an order.
-
-    C             inverse of the penalty, as in scikit-learn's `LogisticRegression`
-    class_weight  None, "balanced", or weights by class
-    standardise   scale features to mean 0 and standard deviation 1 over the training instances
-    bag           column of a frame that names the bag of each row
 
     >>> import numpy as np
     >>> bags = np.random.default_rng(0).normal(size=(60, 4, 2))
@@ -179,18 +160,7 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
     True
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,  # noqa: N803
-        *,
-        class_weight: ClassWeight = None,
-        standardise: bool = True,
-        bag: str | None = None,
-    ) -> None:
-        self.C = C
-        self.class_weight = class_weight
-        self.standardise = standardise
-        self.bag = bag
+    C: float = setting(default=1.0, help="inverse of LogisticRegression's penalty", above=0, kw_only=False)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -201,16 +171,10 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
             weight = dict(enumerate(self._class_weights(index)))
         return self._fit_flat(bags, index, LogisticRegression(C=self.C, class_weight=weight, max_iter=1000))
 
-    def _check_settings(self) -> None:
-        check_penalty("C", self.C)
 
-
+@with_settings
 class FlatRegressor(FlatModel, RegressorOverBags):
     """Ridge regression on vec(X), for bags of one size whose instances have an order.
-
-    alpha        penalty, as in scikit-learn's `Ridge`
-    standardise  scale features to mean 0 and standard deviation 1 over the training instances
-    bag          column of a frame that names the bag of each row
 
     >>> import numpy as np
     >>> bags = np.random.default_rng(0).normal(size=(60, 4, 2))
@@ -220,19 +184,13 @@ class FlatRegressor(FlatModel, RegressorOverBags):
     True
     """
 
-    def __init__(self, alpha: float = 1.0, *, standardise: bool = True, bag: str | None = None) -> None:
-        self.alpha = alpha
-        self.standardise = standardise
-        self.bag = bag
+    alpha: float = setting(default=1.0, help="penalty, as in scikit-learn's Ridge", above=0, kw_only=False)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags of one size and one number for each."""
         bags, target = self._read_numbers(X, y)
         return self._fit_flat(bags, target, Ridge(alpha=self.alpha))
-
-    def _check_settings(self) -> None:
-        check_penalty("alpha", self.alpha)
 
 
 def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
@@ -242,12 +200,6 @@ def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
         return Scale(centre, np.ones(instances.shape[1]))
     size = np.sqrt(np.mean(np.square(instances), axis=0))
     return Scale(centre, np.where(size > 0, size, 1.0))
-
-
-def check_penalty(name: str, value: object) -> None:
-    """Raise unless a penalty is positive and finite."""
-    if not is_number(value) or not 0 < value < np.inf:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
 class Quadratic(NamedTuple):
