@@ -15,22 +15,22 @@ from regard.progress import ProgressBar
 def terminal(monkeypatch):
     """A terminal on which everybody is impatient."""
     screen = io.StringIO()
-    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "DELAY", -1.0)
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=80))
     return screen
 
 
 def test_a_bar_within_a_bar_is_a_line_of_the_same_display(terminal):
     with ProgressBar("outer", 2) as outer:
-        outer.note(done=0)
+        outer.update(done=0)
         with ProgressBar("inner", 5) as inner:
-            inner.note(done=3, loss=0.5)
+            inner.update(done=3, loss=0.5)
             assert inner.bar is outer.bar
             assert [task.description for task in outer.bar.tasks if task.visible] == ["outer", "inner"]
             assert outer.bar.live.is_started
         assert [task.description for task in outer.bar.tasks] == ["outer"]
         assert outer.bar.live.is_started  # the inner one has not taken it away
-        outer.note(done=1)
+        outer.update(done=1)
     assert not outer.bar.live.is_started
     with ProgressBar("next", 1) as other:
         assert other.bar is not outer.bar
@@ -38,12 +38,12 @@ def test_a_bar_within_a_bar_is_a_line_of_the_same_display(terminal):
 
 def test_bars_of_two_threads_do_not_know_of_each_other(terminal):
     with ProgressBar("here", 2) as here:
-        here.note(done=0)
+        here.update(done=0)
         found = []
 
         def work():
             with ProgressBar("there", 2) as there:
-                there.note(done=1)
+                there.update(done=1)
                 found.append((there.bar is here.bar, there.inner))
 
         thread = threading.Thread(target=work)
@@ -57,7 +57,7 @@ def test_bars_of_two_threads_do_not_know_of_each_other(terminal):
 
 def test_an_inner_bar_shows_the_outer_one_that_has_nothing_to_say(terminal):
     with ProgressBar("outer", 2) as outer, ProgressBar("inner", 5) as inner:
-        inner.note(done=1)
+        inner.update(done=1)
         assert outer.bar.live.is_started
     assert "outer" in terminal.getvalue()
     assert "inner" in terminal.getvalue()
@@ -65,24 +65,24 @@ def test_an_inner_bar_shows_the_outer_one_that_has_nothing_to_say(terminal):
 
 def test_a_quiet_bar_within_a_bar_is_not_shown(terminal):
     with ProgressBar("outer", 2) as outer, ProgressBar("inner", 5, shown=False) as inner:
-        inner.note(done=1)
+        inner.update(done=1)
         assert [task.description for task in outer.bar.tasks] == ["outer"]
         assert not outer.bar.live.is_started
 
 
 def test_without_a_terminal_nothing_is_written(monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "DELAY", -1.0)
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen))
     with ProgressBar("outer", 2) as outer, ProgressBar("inner", 5) as inner:
-        inner.note(done=1)
-        outer.note(done=1)
+        inner.update(done=1)
+        outer.update(done=1)
     assert screen.getvalue() == ""
 
 
 def test_what_is_printed_meanwhile_goes_where_it_was_to_go(terminal, capsys):
     with ProgressBar("outer", 2) as outer:
-        outer.note(done=1)
+        outer.update(done=1)
         assert outer.bar.live.is_started
         sys.stdout.write("a line\n")
     assert capsys.readouterr().out == "a line\n"

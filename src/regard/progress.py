@@ -1,6 +1,6 @@
-"""A progress bar on stderr for a reader who has waited a second. All long work shows the same one.
+"""A progress bar on stderr, for work that takes longer than a second. All long work uses this one.
 
-Work within other work has its line below that of the other: a second display would write over the first.
+A bar inside another bar's work is a line of the same display: a second display would overwrite the first.
 """
 
 import threading
@@ -11,60 +11,60 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-PATIENCE_OF_READER = 1.0
-"""Seconds that work may take before it shows a bar."""
+DELAY = 1.0
+"""Seconds before a bar is shown."""
 
 
-class Open(threading.local):
-    """The displays of a thread's work that is under way, the innermost last."""
+class ActiveDisplays(threading.local):
+    """The displays of a thread's running bars, the innermost last."""
 
     def __init__(self) -> None:
         self.displays: list[Progress] = []
 
 
-OPEN = Open()
+ACTIVE = ActiveDisplays()
 
 
 class ProgressBar:
     """A bar with some numbers beside it.
 
-    Nothing is written where stderr is no terminal, and nothing is left of the bar when it is done.
+    Nothing is written if stderr is not a terminal, and the bar is removed at the end.
     """
 
-    def __init__(self, describe: str, total: float, *, shown: bool = True) -> None:
-        self.inner = shown and bool(OPEN.displays)
-        self.bar = OPEN.displays[-1] if self.inner else display(shown)
-        self.task = self.bar.add_task(describe, total=total, numbers="", visible=not self.inner)
-        self.due = time.monotonic() + PATIENCE_OF_READER
+    def __init__(self, description: str, total: float, *, shown: bool = True) -> None:
+        self.inner = shown and bool(ACTIVE.displays)
+        self.bar = ACTIVE.displays[-1] if self.inner else make_display(shown)
+        self.task = self.bar.add_task(description, total=total, numbers="", visible=not self.inner)
+        self.show_at = time.monotonic() + DELAY
         self.numbers: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        OPEN.displays.append(self.bar)
+        ACTIVE.displays.append(self.bar)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        OPEN.displays.pop()
+        ACTIVE.displays.pop()
         if self.inner:
             self.bar.remove_task(self.task)
         else:
             self.bar.stop()
 
-    def note(self, done: float | None = None, **numbers: float) -> None:
-        """What is new: how much is done, and numbers to show by name."""
+    def update(self, done: float | None = None, **numbers: float) -> None:
+        """Set the amount of work done, and numbers to show by name."""
         if self.bar.disable:
             return
         self.numbers |= numbers
-        shown = "  ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
-        self.bar.update(self.task, completed=done, numbers=shown)
-        if time.monotonic() > self.due:
+        text = "  ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
+        self.bar.update(self.task, completed=done, numbers=text)
+        if time.monotonic() > self.show_at:
             self.bar.update(self.task, visible=True)
             self.bar.start()
 
 
-def display(shown: bool) -> Progress:
-    """An empty display, for a reader who sits at a terminal."""
+def make_display(shown: bool) -> Progress:
+    """An empty display; it stays disabled if stderr is not a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
@@ -73,6 +73,6 @@ def display(shown: bool) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        redirect_stdout=False,  # else what is printed meanwhile would go to stderr
+        redirect_stdout=False,  # otherwise what is printed meanwhile would go to stderr
         disable=not (shown and console.is_terminal),
     )

@@ -226,7 +226,7 @@ def test_warnings_of_the_model_are_one_line_on_stderr(here):
 
 
 def test_progress_is_never_on_stdout(here, monkeypatch):
-    monkeypatch.setattr("regard.progress.PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr("regard.progress.DELAY", -1.0)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal
     words = ("fit", "houses.csv", "--target", "price", "--bandwidth", "cv", "--out", "model")
     said = run(*words)

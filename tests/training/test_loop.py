@@ -217,7 +217,7 @@ def train_with_bar(progress=True):
 
 
 def test_the_bar_shows_loss_and_best_validation(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "DELAY", -1.0)
     train_with_bar()
     shown = terminal.getvalue()
     assert "a number" in shown
@@ -231,13 +231,13 @@ def test_there_is_no_bar_for_short_trainings(terminal):
 
 
 def test_there_is_no_bar_with_progress_false(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "DELAY", -1.0)
     train_with_bar(progress=False)
     assert terminal.getvalue() == ""
 
 
 def test_there_is_no_bar_if_stderr_is_not_a_terminal(capfd, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_OF_READER", -1.0)
+    monkeypatch.setattr(progress, "DELAY", -1.0)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     train_with_bar()
     captured = capfd.readouterr()

@@ -126,7 +126,7 @@ def add_grids(cache: Cache, missing: Mapping[str, ImageSource], progress: bool) 
                 for batch in encode(cache, part):
                     grids.append(batch)
                     done = start + sum(map(len, grids))
-                    bar.note(done=done, **{"images/s": done / (time.perf_counter() - start_time)})
+                    bar.update(done=done, **{"images/s": done / (time.perf_counter() - start_time)})
             finally:  # on an image that cannot be read, or an interrupt, the grids before it are not lost
                 if grids:
                     write_file(cache, list(part)[: sum(map(len, grids))], torch.cat(grids))

@@ -1,8 +1,8 @@
-"""The language model: a Transformer's decoder alone, which says what token comes next.
+"""The language model: a Transformer's decoder alone, which predicts the next token.
 
     p(t₁ … t_n) = Π p(tᵢ | t₁ … tᵢ₋₁)        p = softmax(read(Decoder(embed(t))))
 
-Shapes: tokens `[batch, length]`, logits `[batch, length, vocabulary]`; the logits at i are of the token at i + 1.
+Shapes: tokens `[batch, length]`, logits `[batch, length, vocabulary]`; the logits at i are those of token i + 1.
 """
 
 import math
@@ -22,8 +22,8 @@ class LanguageModel(nn.Module):
 
     embedding   an `Embedding`
     decoder     a `Decoder`
-    context     the longest sequence it was made for, of which it refuses a longer one
-    read        from rows to logits; None: the embedding's own vectors, tied
+    context     maximum sequence length; longer input raises ValueError
+    read        map from rows to logits; default: tied to the embedding
 
     >>> import torch
     >>> model = language_model(50, context=16, blocks=2, heads=4, size=32)
@@ -40,36 +40,36 @@ class LanguageModel(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens of the vocabulary."""
         return self.embedding.vocabulary
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """The logits of what follows each token; with a cache, of tokens that stand behind those it has read."""
+        """The logits of what follows each token. With a cache, tokens follow those of earlier calls."""
         return self.logits(self.rows(tokens, cache))
 
     def rows(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """The decoder's last rows `[batch, length, size]`."""
+        """The decoder's output `[batch, length, size]`."""
         start = cache.length if cache else 0
         if start + tokens.shape[-1] > self.context:
-            raise ValueError(f"the model's context is {self.context} tokens, got {start + tokens.shape[-1]}")
-        found: Tensor = self.decoder(self.embedding(tokens, start), cache=cache)
-        return found
+            raise ValueError(f"the model's context is at most {self.context} tokens, got {start + tokens.shape[-1]}")
+        rows: Tensor = self.decoder(self.embedding(tokens, start), cache=cache)
+        return rows
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Scores of all tokens."""
+        """The logits of rows, `[..., vocabulary]`."""
         if self.read is not None:
             return self.read(rows)
         return functional.linear(rows, self.embedding.token.weight)
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """The mean of -log p(token | those before) over all but the first of `[batch, length]`."""
+        """The mean of -log p(token | earlier tokens) over all but the first of `[batch, length]`."""
         if tokens.ndim != 2 or tokens.shape[1] < 2:
-            raise ValueError(f"the loss is of at least 2 tokens, [batch, length], got shape {list(tokens.shape)}")
+            raise ValueError(f"the loss needs at least 2 tokens, [batch, length], got shape {list(tokens.shape)}")
         logits = self(tokens[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def begin(self, tokens: Tensor, max_length: int | None = None) -> Cache:
-        """The state that decoding goes on from, when tokens `[batch, length]` have been read; they may be none."""
+        """The cache that decoding starts from, after tokens `[batch, length]`, which may be none."""
         cache = self.decoder.cache(self.context if max_length is None else min(max_length, self.context))
         if tokens.shape[-1]:
             self.rows(tokens, cache)
@@ -94,9 +94,10 @@ def language_model(
     dropout: float = 0.0,
     bias: bool = False,
 ) -> LanguageModel:
-    """The language model of GPT-2's shape: learned positions, pre-norm, tied vectors.
+    """The language model of GPT-2's shape: learned positions, pre-norm, tied embedding.
 
-    Weights start as GPT-2's: normal, 0.02 wide, those that write into the residual sum narrower by √(2 · blocks).
+    Weights are initialised as GPT-2's: normal with standard deviation 0.02, divided by √(2 · blocks) for those that
+    write into the residual sum.
 
     >>> import torch
     >>> model, tokens = language_model(50, context=16, blocks=2, heads=4, size=32).eval(), torch.randint(50, (1, 9))
@@ -122,8 +123,8 @@ def language_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                narrow = math.sqrt(2 * blocks) if name.endswith("output.weight") else 1.0
-                nn.init.normal_(parameter, std=0.02 / narrow)
+                divisor = math.sqrt(2 * blocks) if name.endswith("output.weight") else 1.0
+                nn.init.normal_(parameter, std=0.02 / divisor)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
     return model

@@ -5,12 +5,11 @@
     decoder only      see `regard.models.language`
 
 Shapes: tokens `[batch, length]`, rows `[batch, length, size]`, logits `[batch, length, vocabulary]`. Sequences are
-padded behind, and `lengths` `[batch]` say what counts. What the models are made of is passed in; `transformer`
-and `text_encoder` put together the usual ones from the sources' numbers: blocks, heads, size, and the query depth
-(`head_size`).
+padded at their end; `lengths` `[batch]` are those without padding. The parts of a model are passed in; `transformer`
+and `text_encoder` make the usual ones from the paper's numbers: blocks, heads, size, and the query depth (`head_size`).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +23,16 @@ from regard.masks import padding
 
 
 class Embedding(nn.Module):
-    """Tokens as rows: a vector for each token, and where it stands.
+    """Tokens as rows: a vector for each token, plus its position.
 
-    vocabulary   how many tokens there are, counted from 0
+    vocabulary   number of tokens, which are counted from 0
     positions    adds a vector for each position, such as `Sinusoidal(size)` or `LearnedPositions(length, size)`; None
                  if the attention has positions itself
-    types        how many kinds of segments there are (BERT's two sentences); 0 for none
-    norm         what the sum goes through
-    scale        what the tokens' vectors are multiplied by; √size in the first Transformer
+    types        number of segment types (BERT's two sentences); 0 for none
+    norm         applied to the sum
+    scale        factor of the tokens' vectors; √size in the first Transformer
 
-    tokens `[batch, length]` give `[batch, length, size]`. `start` is the place of the first.
+    tokens `[batch, length]` give `[batch, length, size]`. `start` is the position of the first token.
 
     >>> import torch
     >>> Embedding(100, 8, positions=Sinusoidal(8))(torch.tensor([[5, 7, 99]])).shape
@@ -59,7 +58,7 @@ class Embedding(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.token.num_embeddings
 
     def forward(self, tokens: Tensor, start: int = 0, types: Tensor | None = None) -> Tensor:
@@ -77,12 +76,12 @@ class Embedding(nn.Module):
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:
-    """Tokens are whole numbers of the vocabulary, `[batch, length]`."""
+    """Raise unless tokens are whole numbers of the vocabulary, `[batch, length]`."""
     if tokens.ndim != 2 or tokens.is_floating_point():
         raise ValueError(
             f"tokens must be whole numbers [batch, length], got shape {list(tokens.shape)} of {tokens.dtype}"
         )
-    if tokens.numel() and not tokens.is_cuda:  # asking a GPU would make it wait
+    if tokens.numel() and not tokens.is_cuda:  # on a GPU this would wait for all its work
         low, high = torch.aminmax(tokens)
         if low < 0 or high >= vocabulary:
             wrong = int(low) if low < 0 else int(high)
@@ -90,17 +89,18 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
 
 
 def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
-    """Sequences are at most as long as there are tokens, `[batch, length]`."""
+    """Raise unless there is a length for each sequence, at most the length of the tokens `[batch, length]`."""
     if lengths.shape != tokens.shape[:1]:
-        raise ValueError(f"lengths must be [{len(tokens)}], one a sequence, got shape {list(lengths.shape)}")
+        raise ValueError(f"lengths must be [{len(tokens)}], one for each sequence, got shape {list(lengths.shape)}")
     if lengths.numel() and not lengths.is_cuda and int(lengths.max()) > tokens.shape[1]:
-        raise ValueError(f"lengths must be at most {tokens.shape[1]}, the tokens there are, got {int(lengths.max())}")
+        longest = int(lengths.max())
+        raise ValueError(f"lengths must be at most {tokens.shape[1]}, the length of the tokens, got {longest}")
 
 
-class Reading(NamedTuple):
-    """What decoding keeps of a sentence that is being translated."""
+class TransformerState(NamedTuple):
+    """The state of decoding a batch of translations."""
 
-    kept: FixedTensors  # the memory [rows, length, size] and its lengths [rows]
+    source: FixedTensors  # the memory [rows, length, size] and its lengths [rows]
     cache: Cache
 
 
@@ -110,7 +110,7 @@ class Transformer(nn.Module):
     source, target   an `Embedding` for each; they may be one
     encoder          an `Encoder`
     decoder          a `Decoder` whose blocks have cross-attention
-    read             from rows to logits, an `nn.Linear`; None: the target's own vectors, tied
+    read             linear map from rows to logits; default: tied to the target's embedding
 
     >>> import torch
     >>> model = transformer(50, 60, blocks=2, heads=4, size=32)
@@ -137,56 +137,54 @@ class Transformer(nn.Module):
         return self.logits(self.rows(source, lengths, target))
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """The decoder's last rows `[batch, length, size]`, which logits are read from."""
-        return self.decoded(self.encode(source, lengths), lengths, target)
+        """The decoder's output `[batch, length, size]`, from which logits are computed."""
+        return self.decode(self.encode(source, lengths), lengths, target)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """The memory `[batch, length, size]` of source tokens `[batch, length]`, of which `lengths` count."""
+        """The memory `[batch, length, size]` of source tokens `[batch, length]`."""
         rows, mask = self.source(source), padding(lengths)
         check_lengths(lengths, source)
         memory: Tensor = self.encoder(rows, mask=mask)
         return memory
 
-    def decoded(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
-        """The decoder's last rows `[batch, length, size]` over a memory."""
+    def decode(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
+        """The decoder's output `[batch, length, size]` for a memory."""
         start = cache.length if cache else 0
-        found: Tensor = self.decoder(self.target(target, start), memory, memory_mask=padding(lengths), cache=cache)
-        return found
+        rows: Tensor = self.decoder(self.target(target, start), memory, memory_mask=padding(lengths), cache=cache)
+        return rows
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Scores of all tokens."""
+        """The logits of rows, `[..., vocabulary]`."""
         return functional.linear(rows, *self.output_weights)
 
     @property
     def output_weights(self) -> tuple[Tensor, Tensor | None]:
-        """What logits are read with: a weight `[vocabulary, size]`, and a bias `[vocabulary]` or None."""
+        """The linear map to the logits: weight `[vocabulary, size]`, and bias `[vocabulary]` or None."""
         if self.read is None:
             return self.target.token.weight, None
         return self.read.weight, self.read.bias
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """What each token of `target` looks at in the source, `[batch, target, source]`: the mean of the heads of all
-        blocks.
-        """
+        """The weights of each target token on the source, `[batch, target, source]`: the mean over all heads."""
         names = [f"decoder.blocks.{number}.cross" for number in range(len(self.decoder.blocks))]
-        with torch.no_grad(), watch(self, layers=names) as seen:
+        with torch.no_grad(), watch(self, layers=names) as weights:
             self.rows(source, lengths, target)
-        weights: list[Any] = [found for [found] in seen.values()]  # [batch, heads, target, source] each
-        return torch.cat(weights, dim=1).mean(dim=1)
+        every = [weight for [weight] in weights.values() if isinstance(weight, Tensor)]
+        return torch.cat(every, dim=1).mean(dim=1)  # [batch, blocks · heads, target, source] -> without heads
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> Reading:
-        """The state that decoding starts from, with room for so many tokens."""
-        return Reading(FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length))
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> TransformerState:
+        """The state that decoding starts from, for at most this number of tokens."""
+        return TransformerState(FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length))
 
-    def step(self, state: Reading, tokens: Tensor) -> tuple[Reading, Tensor]:
+    def step(self, state: TransformerState, tokens: Tensor) -> tuple[TransformerState, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        memory, lengths = state.kept.tensors
-        rows = self.decoded(memory, lengths, tokens.unsqueeze(1), state.cache)
+        memory, lengths = state.source.tensors
+        rows = self.decode(memory, lengths, tokens.unsqueeze(1), state.cache)
         return state, self.logits(rows[:, -1]).log_softmax(dim=-1)
 
 
 class TextEncoder(nn.Module):
-    """Encoder only: a row for each token, which has seen all the others.
+    """Encoder only: a row for each token, computed from all tokens.
 
     >>> import torch
     >>> model = text_encoder(50, blocks=2, heads=4, size=32)
@@ -199,14 +197,14 @@ class TextEncoder(nn.Module):
         self.embedding, self.encoder = embedding, encoder
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, types: Tensor | None = None) -> Tensor:
-        """tokens `[batch, length]`, of which `lengths` `[batch]` count; all of them where not given."""
+        """tokens `[batch, length]` and lengths `[batch]`, default: no padding; gives `[batch, length, size]`."""
         rows: Tensor = self.embedding(tokens, types=types)
         mask = None
         if lengths is not None:
             mask = padding(lengths)
             check_lengths(lengths, tokens)
-        found: Tensor = self.encoder(rows, mask=mask)
-        return found
+        output: Tensor = self.encoder(rows, mask=mask)
+        return output
 
 
 def transformer(
@@ -225,8 +223,9 @@ def transformer(
 ) -> Transformer:
     """The encoder–decoder for two vocabularies of these sizes, pre-norm, with sinusoidal positions.
 
-    `shared`: one vocabulary for both, with one vector for each token. `dropout` is where the paper has it, on what each
-    branch gives and on the embeddings (5.4); `attention_dropout` is on the weights, where many have it too.
+    shared               one vocabulary and one embedding for both
+    dropout              fraction dropped of each branch's output and of the embeddings (Vaswani et al. 2017, 5.4)
+    attention_dropout    fraction dropped of the attention weights
 
     >>> import torch
     >>> model = transformer(50, 60, blocks=2, heads=4, size=32, dropout=0.0)
@@ -243,12 +242,12 @@ def transformer(
         return Block(attention(), feed_forward, cross=attention() if cross else None, dropout=dropout)
 
     def embedding(vocabulary: int) -> Embedding:
-        made = Embedding(vocabulary, size, positions=Sinusoidal(size), scale=size**0.5, dropout=dropout)
-        nn.init.normal_(made.token.weight, std=size**-0.5)
-        return made
+        layer = Embedding(vocabulary, size, positions=Sinusoidal(size), scale=size**0.5, dropout=dropout)
+        nn.init.normal_(layer.token.weight, std=size**-0.5)
+        return layer
 
     if shared and source != target:
-        raise ValueError(f"a shared vocabulary has one size, got {source} and {target}")
+        raise ValueError(f"a shared vocabulary must have one size, got {source} and {target}")
     first = embedding(source)
     model = Transformer(
         first,

@@ -55,7 +55,7 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
     with torch.random.fork_rng(devices=[]), _limit_threads(station.threads), bar:
         torch.manual_seed(seed)
         since = time.perf_counter()
-        bar.note(done=0)
+        bar.update(done=0)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for finding in station.visit(folder, seed, quick):
@@ -65,7 +65,7 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
                 visit.findings.append(finding)
                 visit.seconds.append(now - since)
                 since = now
-                bar.note(done=len(visit.findings))
+                bar.update(done=len(visit.findings))
         except Exception as error:  # the other stations run all the same
             visit.error = " ".join(f"{type(error).__name__}: {error}".split())
             visit.trace = traceback.format_exc()

@@ -145,7 +145,7 @@ class Run(Generic[Batch]):
             # Of equal epochs the last is best: it has trained longest.
             if state.best is None or state.validations[-1] <= state.validations[state.best_epoch]:
                 state.best_epoch, state.best = state.epoch, copied_state(self.model)
-            self.bar.note(best=state.validations[state.best_epoch])
+            self.bar.update(best=state.validations[state.best_epoch])
             self.log("validation", state.validations[-1], state.steps)
         state.recent = [*state.recent, copied_state(self.model)][-average:] if average > 1 else []
         state.epoch += 1
@@ -164,7 +164,7 @@ class Run(Generic[Batch]):
             state.batches, state.steps, total = state.batches + len(some), state.steps + 1, total + count
             unit = self.monitor.unit
             per_second = {f"{unit}/s": total / (time.perf_counter() - start)} if unit else {}
-            self.bar.note(loss=value, done=state.epoch + (state.batches / length if length else 0), **per_second)
+            self.bar.update(loss=value, done=state.epoch + (state.batches / length if length else 0), **per_second)
             rate = self.recipe.optimizer.param_groups[0]["lr"]
             for name, number in {"loss": value, "rate": rate, **per_second}.items():
                 self.log(name, number, state.steps)
@@ -176,7 +176,7 @@ class Run(Generic[Batch]):
         self.group.copy_from_main(self.model)
         state.epoch_losses.append(sum(state.losses) / len(state.losses))
         state.batches, state.losses = 0, []
-        self.bar.note(done=state.epoch + 1)
+        self.bar.update(done=state.epoch + 1)
 
     def step(self, batches: list[Batch]) -> tuple[float, int]:
         """One step of the optimizer on some batches; returns the loss before it and their total count."""

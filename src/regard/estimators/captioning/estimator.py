@@ -315,7 +315,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                 self.longest,
                 beam=beam,
                 penalty=penalty,
-                progress=bar.note,
+                progress=bar.update,
             )
         return [caption_text(self.tokenizer_, ids) for ids in tokens]
 

@@ -208,7 +208,7 @@ def search_factors(
             nonlocal trials
             trials += 1
             value = evaluate(scale_bandwidth(smoother, exponents), rows)
-            bar.note(done=min(trials, budget - 1), loss=value)
+            bar.update(done=min(trials, budget - 1), loss=value)
             return math.inf if math.isnan(value) else value
 
         best = search_one_factor(trial, grid, columns, categories)

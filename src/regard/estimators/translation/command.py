@@ -128,7 +128,7 @@ def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Ite
             for line in model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty):
                 yield line.replace("\r", " ").replace("\n", " ")  # one for each, whatever it has learned
             if bar is not None:
-                bar.note(done=start + AT_ONCE)
+                bar.update(done=start + AT_ONCE)
 
 
 def whole_bar(lines: int) -> AbstractContextManager[ProgressBar | None]:

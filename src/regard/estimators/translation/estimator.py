@@ -251,7 +251,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         sources = self.encode(as_sentences(sentences))
         with ProgressBar("translating", len(sources), shown=self.verbose) as bar:
             limit = length_limit(self.longest_target_, self.longest)
-            tokens = translate_tokens(self.model_, sources, limit, size=beam, penalty=penalty, progress=bar.note)
+            tokens = translate_tokens(self.model_, sources, limit, size=beam, penalty=penalty, progress=bar.update)
         return self.vocabularies_.decode(tokens)
 
     def predict(self, sentences: Sequence[str]) -> list[str]:

@@ -1,0 +1,86 @@
+"""The language model: steps with a cache equal the whole pass, the past does not depend on the future, errors."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from regard.layers import Block, Decoder, FeedForward, MultiHeadAttention, Rotary, swiglu
+from regard.models.language import LanguageModel, language_model
+from regard.models.transformer import Embedding
+
+
+def llama(vocabulary=23, size=24, context=19):
+    return LanguageModel(
+        Embedding(vocabulary, size),
+        Decoder(
+            2,
+            lambda: Block(
+                MultiHeadAttention(size, 6, kv_heads=3, positions=Rotary(4), bias=False),
+                FeedForward(size, 31, activation=swiglu, bias=False),
+                norm=torch.nn.RMSNorm,
+            ),
+            norm=torch.nn.RMSNorm(size),
+        ),
+        context=context,
+        read=torch.nn.Linear(size, vocabulary, bias=False),
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: language_model(23, context=19, blocks=3, heads=2, size=10), llama])
+def test_steps_equal_the_whole_pass(make):
+    model = make().eval()
+    tokens = torch.randint(23, (5, 17))
+    with torch.inference_mode():
+        whole = model(tokens).log_softmax(dim=-1)
+        cache = model.begin(tokens[:, :7], max_length=17)
+        for index in range(7, 17):
+            cache, log_p = model.step(cache, tokens[:, index])
+            assert_close(log_p, whole[:, index], atol=1e-5, rtol=1e-5)
+        assert cache.length == 17
+
+
+def test_the_output_does_not_depend_on_later_tokens():
+    model = language_model(23, context=19, blocks=2, heads=2, size=10).eval()
+    tokens = torch.randint(23, (3, 11))
+    other = tokens.clone()
+    other[:, 6:] = (other[:, 6:] + 1) % 23
+    assert_close(model(tokens)[:, :6], model(other)[:, :6])
+    assert (model(tokens)[:, 6:] - model(other)[:, 6:]).abs().max() > 1e-4
+
+
+def test_the_loss_is_that_of_the_next_token():
+    model = language_model(23, context=19, blocks=2, heads=2, size=10)
+    tokens = torch.randint(23, (3, 11))
+    log_p = model(tokens).log_softmax(dim=-1)
+    slow = -sum(log_p[row, index, tokens[row, index + 1]] for row in range(3) for index in range(10)) / 30
+    assert_close(model.loss(tokens), slow)
+
+
+def test_initial_weights():
+    model = language_model(997, context=101, blocks=8, heads=4, size=64, bias=True)
+    assert model.embedding.token.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    narrow = model.decoder.blocks[3].attention.output.weight.std().item()
+    assert narrow == pytest.approx(0.02 / 4, rel=0.1)
+    assert not model.decoder.blocks[0].feed_forward.input.bias.any()
+    # The untrained model predicts all tokens alike: log 997.
+    assert model.loss(torch.randint(997, (5, 90))).item() == pytest.approx(6.905, abs=0.1)
+
+
+def test_wrong_tokens_raise():
+    model = language_model(23, context=19, blocks=1, heads=2, size=10)
+    with pytest.raises(ValueError, match="context is at most 19 tokens, got 20"):
+        model(torch.zeros(1, 20, dtype=torch.long))
+    with pytest.raises(ValueError, match="at least 0 and below 23, the vocabulary, got 23"):
+        model(torch.tensor([[1, 23]]))
+    with pytest.raises(ValueError, match="at least 0 and below 23, the vocabulary, got -1"):
+        model(torch.tensor([[1, -1]]))
+    with pytest.raises(ValueError, match=r"whole numbers \[batch, length\], got shape \[3\]"):
+        model(torch.tensor([1, 2, 3]))
+    with pytest.raises(ValueError, match="heads must divide size, got size=10 and heads=3"):
+        language_model(23, heads=3, size=10)
+    with pytest.raises(ValueError, match=r"at least 2 tokens, .* got shape \[3, 1\]"):
+        model.loss(torch.zeros(3, 1, dtype=torch.long))
+    with torch.inference_mode():
+        cache = model.begin(torch.zeros(1, 19, dtype=torch.long))
+        with pytest.raises(ValueError, match="context is at most 19 tokens, got 20"):
+            model.step(cache, torch.tensor([1]))
