@@ -1,11 +1,11 @@
-"""What all estimators that train for long do alike: check their settings, choose an optimizer, keep the run."""
+"""What several estimators share: optimizers, checkpoints and histories of trainings, classes and names of targets."""
 
 import functools
 import math
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -53,59 +53,72 @@ def check_choice(estimator: Any, /, **choices: tuple[Any, ...]) -> None:
 
 
 def saved_history(history: History) -> dict[str, Any]:
-    """What a training went through, as JSON can hold it; not the losses of its epochs."""
-    kept = {"best_epoch": history.best_epoch, "averaged": history.averaged, "best": history.best}
-    return {"history": list(history.validation), **kept}
+    """A history as JSON, without the losses. The names are part of the format of saved models."""
+    best = {"best_epoch": history.best_epoch, "averaged": history.averaged, "best": history.best}
+    return {"history": list(history.validation), **best}
 
 
 def restored_history(config: dict[str, Any]) -> History:
-    """What `saved_history` was given, without the losses."""
+    """The history from the config of a saved model, without the losses."""
     history = config["history"]
-    best = min(history, default=None)  # in folders of before it was kept
+    best = min(history, default=None)  # older folders have the validations alone
     best_epoch = history.index(best) if history else 0
-    kept: dict[str, Any] = {"best_epoch": best_epoch, "averaged": 0, "best": best} | config
-    return History((), tuple(history), kept["best_epoch"], kept["averaged"], kept["best"])
+    values: dict[str, Any] = {"best_epoch": best_epoch, "averaged": 0, "best": best} | config
+    return History((), tuple(history), values["best_epoch"], values["averaged"], values["best"])
 
 
 def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> torch.optim.AdamW:
-    """AdamW, where matrices decay, and gains and biases do not."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """AdamW with weight decay of matrices, but not of gains and biases."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in learned if parameter.ndim > 1], "weight_decay": decay},
-        {"params": [parameter for parameter in learned if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": decay},
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
 
 
 def muon(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> Muon:
-    """Muon for the matrices of layers, AdamW for the rest; gains and biases do not decay here either."""
+    """Muon for the weight matrices of layers, AdamW for the rest; gains and biases do not decay."""
     return Muon.of(model, lr=rate, weight_decay=decay, betas=betas)
 
 
 OPTIMIZERS = {"muon": muon, "adamw": adamw}
-"""What goes down the gradient, by the word that is a setting."""
+"""Optimizers by the values of the setting."""
 
 
-def kept_run(
-    estimator: Any, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
+class SeededEstimator(Protocol):
+    """An estimator with a seed, whose settings a resumed run must keep."""
+
+    random_state: int | None
+
+    def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
+
+
+def run_checkpoint(
+    estimator: SeededEstimator, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
 ) -> Checkpoint | None:
-    """Where the run of an estimator is kept, and what must be the same when it goes on: settings, seed and data."""
+    """The checkpoint of a training. A resumed run must have the same settings, seed and data.
+
+    data   texts that identify the training data; a hash of them is written
+    """
     if folder is None:
         if resume:
-            raise ValueError("resume=True needs the checkpoint folder of the run that is to go on")
+            raise ValueError("resume=True needs checkpoint, the folder of the run to resume")
         return None
     if estimator.random_state is None:
-        raise ValueError("a run with a checkpoint needs a seed, so that it can go on: set random_state")
+        raise ValueError("checkpoint needs a seed, so that the run can be resumed: set random_state")
     digest = sha256()
     for text in data:
         digest.update(text.encode() + b"\0")
-    about = {**saved_settings(estimator), "seed": seed, "data": digest.hexdigest()}
-    del about["verbose"]
-    return Checkpoint(folder, every=every, resume=resume, settings=about)
+    settings = {**saved_settings(estimator), "seed": seed, "data": digest.hexdigest()}
+    del settings["verbose"]
+    return Checkpoint(folder, every=every, resume=resume, settings=settings)
 
 
-def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[Concatenate[Model, Given], Model]:
-    """A `fit` that fails, or is stopped, leaves the model as it was before."""
+def all_or_nothing(
+    fit: Callable[Concatenate[Model, Given], Model],
+) -> Callable[Concatenate[Model, Given], Model]:
+    """A decorator: a `fit` that raises, or is interrupted, leaves the model as it was before."""
 
     @functools.wraps(fit)
     def fitted(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> Model:
@@ -121,14 +134,14 @@ def all_or_nothing(fit: Callable[Concatenate[Model, Given], Model]) -> Callable[
 
 
 def check_search(beam: int, penalty: float) -> None:
-    """What a translation or a caption is searched with."""
+    """Raise unless these are settings of a beam search."""
     positive("beam", beam)
     if not is_number(penalty) or not 0 <= penalty < math.inf:
         raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")
 
 
 def target_names(y: Any) -> list[str] | None:
-    """The names that pandas gives to targets."""
+    """The names of targets that are a frame or a series of pandas."""
     if hasattr(y, "columns"):
         return [str(name) for name in y.columns]
     name = getattr(y, "name", None)
@@ -136,11 +149,11 @@ def target_names(y: Any) -> list[str] | None:
 
 
 def saved_classes(classes: NDArray[Any]) -> dict[str, Any]:
-    """Labels as JSON can hold them, and what they were."""
+    """Class labels and their type as JSON."""
     return {"classes": [to_json(label) for label in classes], "dtype": classes.dtype.str}
 
 
 def restored_classes(state: dict[str, Any]) -> NDArray[Any]:
-    """The labels that `saved_classes` was given."""
+    """The class labels from JSON."""
     dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
     return np.array(state["classes"], dtype=dtype)

@@ -278,13 +278,19 @@ class Seeded:
 
 
 @with_settings
-class Training:
+class BaseTraining:
     """What the estimators that train for long share."""
 
     accumulate: int = setting(1, "batches per optimizer step")
-    optimizer: Literal["muon", "adamw"] = setting("muon", "muon learns more per step, adamw's steps cost less")
     warm: int = setting(400, "steps in which the learning rate rises", at_least=0)
     weight_decay: float = setting(0.01, "decay of the weight matrices per step, times the learning rate", at_least=0)
     clip: float = setting(1.0, "largest norm of the gradient", above=0)
     validation_fraction: float = setting(0.05, "fraction held out to choose the best weights", above=0, below=1)
     patience: int | None = setting(None, "stop after so many validations without a better one; never by default")
+
+
+@with_settings
+class Training(BaseTraining):
+    """The same, with a choice of the optimizer."""
+
+    optimizer: Literal["muon", "adamw"] = setting("muon", "muon learns more per step, adamw's steps cost less")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.training import History
 Data = TypeVar("Data")  # the options of `regard fit NAME` that say what to learn from
 Schema = TypeVar("Schema")  # what a model folder knows of its data: the columns of a table; None for a text
+Plot = TypeVar("Plot")  # the axes of a picture, or of several
 Inputs = TypeVar("Inputs")  # new data: rows, bags, sentences, a text, images
 
 
@@ -177,7 +178,7 @@ def save_plot(axes: "Axes", path: Path, name: str) -> None:
     say(f"picture of {name} → {path}")
 
 
-def with_matplotlib(plot: Callable[[], "Axes"]) -> "Axes":
+def with_matplotlib(plot: Callable[[], Plot]) -> Plot:
     """The axes that a function draws on; without matplotlib, an error that says what to install."""
     try:
         return plot()

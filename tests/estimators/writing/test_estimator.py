@@ -329,7 +329,7 @@ def test_what_cannot_be_read_or_written_says_why(writer, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(ValueError, match="is empty"):
         text_or_file(tmp_path / "empty.txt")
-    with pytest.raises(ValueError, match="resume=True needs the checkpoint folder"):
+    with pytest.raises(ValueError, match="resume=True needs checkpoint"):
         Writer(**SMALL).fit(LINE * 20, resume=True)
     with pytest.raises(ValueError, match="needs a seed"):
         Writer(**SMALL | {"random_state": None}).fit(LINE * 20, checkpoint=tmp_path / "run")

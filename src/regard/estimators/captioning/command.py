@@ -1,180 +1,223 @@
-"""What the command line does with images and their captions: a `Captioner` that learns from them, and writes them."""
+"""Images and their captions on the command line: `regard fit captioner` and `regard caption`."""
 
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
 
 from regard.data.images import SUFFIXES, read_captions, read_image
-from regard.estimators.pictures import drawn
-from regard.estimators.runs import bleu_of, epoch_of, kept_run
-from regard.estimators.runs import written as run_written
-from regard.estimators.typed_settings import settings_in
+from regard.estimators.settings import REQUIRED, setting, with_settings
+from regard.estimators.subject import (
+    Fitted,
+    RunOptions,
+    Subject,
+    checkpointed_run,
+    describe_bleu,
+    describe_epoch,
+    make,
+    open_as,
+    remove_run,
+    save_plot,
+    say,
+    with_matplotlib,
+)
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-WHAT = "images and captions"
-OPTIONS = ("set", "resume", "board", "images")
-OURS = "made-by-regard-fit"
-"""The file that says that a folder of features may go with its run."""
-AT_ONCE = 64
-"""Photos that are captioned together."""
+    from regard.estimators.captioning.estimator import Captioner
+    from regard.estimators.captioning.evidence import CaptionEvidence
 
-
-def learn(path: Path, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
-    """A model of images and captions, nothing more to be written with it, and what there is to say.
-
-    The run is kept beside the model folder, in NAME.run, until it is over; so is what a frozen encoder saw.
-    """
-    from regard.estimators import Captioner
-
-    if given["images"] is None:
-        raise ValueError("--images says the folder that the captions' images are in, and is missing")
-    settings = settings_in(Captioner, given)
-    if settings.get("encoder") == "efficientnet-lite0" and "cache" not in settings:
-        settings["cache"] = own_cache(given["out"])
-    found = read_captions(path, given["images"])
-    captioner = Captioner(**settings)
-    with kept_run(given["out"], given["resume"]) as run:
-        captioner.fit(found.images, found.captions, checkpoint=run, resume=given["resume"], board=given["board"])
-    words = captioner.tokenizer_.get_vocab_size()
-    said = [f"left out: {found.left_out}"] if str(found.left_out) else []
-    count = sum(map(len, found.captions))
-    told = f"Captioner on {path}, {len(found.images):,} images with {count:,} captions, {words:,} {captioner.tokens}"
-    return captioner, {}, [*said, f"{told}, held-out BLEU-4 {bleu_of(captioner)}"]
+MARKER = "made-by-regard-fit"
+"""A file in a cache folder that `regard fit` made, and may remove."""
+PHOTOS_PER_BATCH = 64
+LETTERS_PER_INCH = 12
+"""Letters of a title per inch of a figure's width."""
 
 
-def features_of(out: Path) -> Path:
-    """Where what a frozen encoder saw is kept while the run lasts."""
+@with_settings
+class CaptionFile(RunOptions):
+    """What a captioner learns from."""
+
+    file: Path = setting(REQUIRED, "a table of image and caption, several lines per image", kw_only=False)
+    images: Path = setting(REQUIRED, "folder of the images")
+
+
+class Captioning(Subject[CaptionFile, None, list[Path]]):
+    """Train a captioner on images and their captions, for regard caption."""
+
+    name = "captioner"
+    inputs = "images"
+    estimators = ("Captioner",)
+    data = CaptionFile
+
+    def fit(self, data: CaptionFile, settings: dict[str, Any], out: Path) -> Fitted:
+        """Train with a checkpoint, and with the grids of a frozen encoder, beside the model folder."""
+        from regard.estimators.captioning.estimator import Captioner
+
+        if settings.get("encoder") == "efficientnet-lite0" and "cache" not in settings:
+            settings = settings | {"cache": make_cache(out)}
+        captioner: Captioner = make(Captioner, settings)
+        table = read_captions(data.file, data.images)
+        with checkpointed_run(out, data.resume) as run:
+            captioner.fit(
+                table.images, table.captions, checkpoint=run, resume=data.resume, tensorboard=data.tensorboard
+            )
+        left_out = [f"left out: {table.left_out}"] if str(table.left_out) else []
+        counts = f"{len(table.images):,} images with {sum(map(len, table.captions)):,} captions"
+        tokens = f"{captioner.tokenizer_.get_vocab_size():,} {captioner.tokens}"
+        bleu = describe_bleu(captioner.history_)
+        return Fitted(captioner, [*left_out, f"Captioner on {data.file}, {counts}, {tokens}, held-out BLEU-4 {bleu}"])
+
+    def finish(self, out: Path) -> None:
+        remove_run(out)
+        if (cache_folder(out) / MARKER).exists():
+            shutil.rmtree(cache_folder(out), ignore_errors=True)
+
+    def read_inputs(self, model: "Captioner", schema: None, path: Path) -> list[Path]:
+        return [path]
+
+    def evidence(self, model: "Captioner", inputs: list[Path], top: int) -> "CaptionEvidence":
+        return model.evidence(inputs[0], top=top)
+
+    def plot(self, evidence: "CaptionEvidence", index: int) -> "Axes":
+        return cast("Axes", Panels(with_matplotlib(evidence.plot)))
+
+    def label(self, inputs: list[Path], index: int) -> str:
+        return inputs[index].name
+
+    def describe(self, model: "Captioner", schema: None) -> dict[str, Any]:
+        parameters = sum(parameter.numel() for parameter in model.decoder_.parameters())
+        rows, columns = model.encoder_.shape
+        return {
+            "model": "Captioner",
+            "attention": model.attention,
+            "encoder": f"{model.encoder}, images of {model.encoder_.image_size} pixels, a grid of {rows} × {columns}",
+            "tokens": f"{model.tokens}, vocabulary of {model.tokenizer_.get_vocab_size()}",
+            "decoder": f"{parameters:,} parameters",
+            "size": model.size,
+            "hidden": model.hidden,
+            "score_size": model.score_size,
+            "epoch": describe_epoch(model.history_),
+            "held-out BLEU-4": describe_bleu(model.history_),
+        }
+
+
+def cache_folder(out: Path) -> Path:
+    """Where the grids of a frozen encoder are cached during a training: NAME.features beside the model folder."""
     return out.with_name(f"{out.name}.features")
 
 
-def own_cache(out: Path) -> Path:
-    """That folder; one that was not there before is marked as the run's own."""
-    folder = features_of(out)
+def make_cache(out: Path) -> Path:
+    """That folder. A new one gets a marker, so that it is removed with the run; a user's own is not."""
+    folder = cache_folder(out)
     if not folder.exists():
         folder.mkdir(parents=True)
-        (folder / OURS).touch()
+        (folder / MARKER).touch()
     return folder
 
 
-def written(out: Path) -> None:
-    """The model is in its folder: the run is no longer needed, nor is what it made beside it."""
-    run_written(out)
-    if (features_of(out) / OURS).exists():
-        shutil.rmtree(features_of(out), ignore_errors=True)
+class Panels:
+    """Several pictures of one figure with one title, in the place of matplotlib's Axes."""
 
-
-def takes(model: Any) -> bool:
-    """Whether a model is a `Captioner`."""
-    return hasattr(model, "caption")
-
-
-def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
-    """An image has no columns."""
-
-
-def asked(model: Any, schema: None, path: Path) -> list[Path]:
-    """An image to look at."""
-    return [path]
-
-
-def evidence(model: Any, asked: list[Path], top: int) -> Any:
-    """Where each word of its caption looked."""
-    return model.evidence(asked[0], top=top)
-
-
-LETTERS = 12
-"""Letters of a title that an inch has room for."""
-
-
-class Strip:
-    """Pictures that have one title together."""
-
-    def __init__(self, axes: Any) -> None:
+    def __init__(self, axes: "Sequence[Axes]") -> None:
         self.figure = axes[0].figure
 
+    def get_figure(self, root: bool) -> "Figure":
+        """The figure of the pictures."""
+        return cast("Figure", self.figure)
+
     def get_title(self, loc: str = "center") -> str:
-        """They have one each."""
+        """The title of all pictures: none yet."""
         return ""
 
     def set_title(self, title: str, loc: str = "center") -> None:
-        """Over all of them, on so many lines as it takes."""
-        self.figure.suptitle("\n".join(wrap(title, max(8, int(LETTERS * self.figure.get_figwidth())))), fontsize=10)
+        """Set the title of all pictures, on as many lines as needed."""
+        width = max(8, int(LETTERS_PER_INCH * self.get_figure(root=True).get_figwidth()))
+        self.figure.suptitle("\n".join(wrap(title, width)), fontsize=10)
 
 
-def picture(found: Any, place: int) -> Strip:
-    """The strip of overlays."""
-    return Strip(drawn(found.plot))
+def caption(
+    folder: Annotated[Path, typer.Argument(help="A model folder, made by regard fit captioner.")],
+    photos: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    beam: Annotated[int, typer.Option(help="Hypotheses per caption; 1 is fastest.", min=1)] = 5,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw where each word looked; for several photos, their names are added.")
+    ] = None,
+) -> None:
+    """Caption images: a line for each, its path and its caption.
+
+    An image that cannot be read is an error on stderr; the others are captioned.
+    """
+    model = open_as(folder, Captioning.estimators, "caption")
+    errors: list[str] = []
+    paths = find_photos(photos)
+    plots = {} if plot is None else plot_paths(plot, paths)
+    for photo in caption_photos(model, paths, beam, errors.append):
+        typer.echo(f"{photo.path}\t{photo.caption}")
+        if plots:
+            evidence = model.evidence(photo.pixels, photo.caption)
+            save_plot(SUBJECT.plot(evidence, 0), plots[photo.path], photo.path.name)
+    for error in errors:
+        say(f"error: {error}")
+    if errors:
+        raise typer.Exit(1)
 
 
-def called(asked: list[Path], place: int) -> str:
-    """An image as a message calls it."""
-    return asked[place].name
-
-
-def predictions(model: Any, *_: Any) -> "DataFrame":
-    """There are none."""
-    raise ValueError("a Captioner writes captions instead of predicting: regard caption MODEL PHOTO …")
-
-
-def photos_in(paths: Sequence[Path]) -> list[Path]:
-    """Photos, and those of folders, in the order of their names."""
-    found: list[Path] = []
+def find_photos(paths: Sequence[Path]) -> list[Path]:
+    """Photos, and those in folders, in the order of their names."""
+    photos: list[Path] = []
     for path in paths:
-        inside = (
-            sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-        )
-        if not inside:
-            raise ValueError(f"{path} has no image in it: {', '.join(sorted(SUFFIXES))}")
-        found += inside
-    return found
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{path} must have an image in it, got none: {', '.join(sorted(SUFFIXES))}")
+        photos += files
+    return photos
 
 
-def plots_of(plot: Path, photos: Sequence[Path]) -> dict[Path, Path]:
-    """Where the picture of each photo goes: several have their names added, and their folders where names are alike.
+def plot_paths(plot: Path, photos: Sequence[Path]) -> dict[Path, Path]:
+    """The path of each photo's picture: of several photos their names are added, of equal names also their folders.
 
-    >>> found = plots_of(Path("o.png"), [Path("a/x.jpg"), Path("b/x.jpg"), Path("y.png")])
-    >>> [place.name for place in found.values()]
+    >>> paths = plot_paths(Path("o.png"), [Path("a/x.jpg"), Path("b/x.jpg"), Path("y.png")])
+    >>> [path.name for path in paths.values()]
     ['o-a-x.jpg.png', 'o-b-x.jpg.png', 'o-y.png']
     """
     if len(photos) == 1:
         return {photos[0]: plot}
-    often = Counter(path.stem for path in photos)
-    names = {path: path.stem if often[path.stem] == 1 else "-".join(path.parts).strip("/-") for path in photos}
+    counts = Counter(path.stem for path in photos)
+    names = {path: path.stem if counts[path.stem] == 1 else "-".join(path.parts).strip("/-") for path in photos}
     return {path: plot.with_name(f"{plot.stem}-{name}{plot.suffix}") for path, name in names.items()}
 
 
-def captions(
-    model: Any, photos: Sequence[Path], beam: int, wrong: Callable[[str], None]
-) -> Iterator[tuple[Path, Any, str]]:
-    """Each photo, what the model saw of it, and its caption; of one that cannot be read, the error is told instead."""
-    for start in range(0, len(photos), AT_ONCE):
-        read: list[tuple[Path, Any]] = []
-        for path in photos[start : start + AT_ONCE]:
+class CaptionedPhoto(NamedTuple):
+    """A photo, as the encoder gets it, and its caption."""
+
+    path: Path
+    pixels: NDArray[np.uint8]  # [size, size, 3]
+    caption: str
+
+
+def caption_photos(
+    model: "Captioner", photos: Sequence[Path], beam: int, report: Callable[[str], None]
+) -> Iterator[CaptionedPhoto]:
+    """The captions of photos; the error of a photo that cannot be read is reported instead."""
+    for start in range(0, len(photos), PHOTOS_PER_BATCH):
+        images: dict[Path, NDArray[np.uint8]] = {}
+        for path in photos[start : start + PHOTOS_PER_BATCH]:
             try:
-                read.append((path, read_image(path, model.encoder_.image_size)))
+                images[path] = read_image(path, model.encoder_.image_size)
             except (OSError, ValueError) as error:
-                wrong(str(error))
-        if read:
-            said = model.caption([image for _, image in read], beam)
-            yield from ((path, image, caption) for (path, image), caption in zip(read, said, strict=True))
+                report(str(error))
+        if images:
+            yield from map(CaptionedPhoto, images, images.values(), model.caption(list(images.values()), beam))
 
 
-def facts(model: Any, schema: None) -> dict[str, Any]:
-    """What there is to tell of a `Captioner`, by name."""
-    settings = model.get_params(deep=False)
-    count = sum(parameter.numel() for parameter in model.decoder_.parameters())
-    rows, columns = model.encoder_.shape
-    told = {
-        "model": "Captioner",
-        "attention": settings["attention"],
-        "encoder": f"{settings['encoder']}, images of {model.encoder_.image_size} pixels, a grid of {rows} × {columns}",
-        "tokens": f"{settings['tokens']}, {model.tokenizer_.get_vocab_size()} of them",
-        "decoder": f"{count:,} parameters",
-    }
-    told |= {name: settings[name] for name in ("size", "hidden", "score_size")}
-    return told | {"epoch": epoch_of(model), "held-out BLEU-4": bleu_of(model)}
+Captioning.verbs = (caption,)
+SUBJECT = Captioning()

@@ -15,12 +15,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from regard.checks import fraction, positive
+from regard.checks import positive
 from regard.data.images import (
     CaptionBatch,
     CaptionBatches,
     ImageSource,
-    SkippedCaptions,
     as_images,
     match_captions,
     read_images,
@@ -32,6 +31,7 @@ from regard.estimators.captioning.networks import (
     Grids,
     caption_text,
     caption_tokens,
+    check_encoder,
     encode_batches,
     make_encoder,
     open_grids,
@@ -47,18 +47,16 @@ from regard.estimators.captioning.training import (
     validation_score,
     warn_of_soft_epoch,
 )
-from regard.estimators.common import (
-    adamw,
-    check_between,
-    check_choice,
-    check_from_zero,
-    check_search,
-    check_whole,
-    kept_run,
-    restored_history,
-    saved_history,
+from regard.estimators.common import adamw, check_search, restored_history, run_checkpoint, saved_history
+from regard.estimators.settings import (
+    BaseTraining,
+    Seeded,
+    check_settings,
+    saved_settings,
+    seed_of,
+    setting,
+    with_settings,
 )
-from regard.estimators.settings import saved_settings, seed_of
 from regard.models.captioner import CaptionDecoder
 from regard.models.hard_captioner import HardCaptionDecoder
 from regard.progress import ProgressBar
@@ -72,36 +70,13 @@ SCALE_IMAGES = 500
 """The maximum number of images by whose grids those of a frozen encoder are scaled."""
 
 
-class Captioner(BaseEstimator):  # type: ignore[misc]
-    """Learns to say what is in an image, and shows where it looked for each word.
+@with_settings
+class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
+    """Show, Attend and Tell: captions of images, and where the model looked for each word.
 
-    attention       "soft": the mean of all cells; or "hard": one cell, drawn, learned by sampling
-    encoder         "small": a small residual network, trained along; "efficientnet-lite0": a pretrained one, frozen;
-                    or an nn.Module from images to grids `[batch, channels, rows, columns]`, see `GridEncoder`. It is
-                    frozen if no parameter requires gradients: it encodes each image once
-    image_size      the side in pixels that images are cut and scaled to; None: the encoder's own
-    cache           a folder for what a frozen encoder gave, to be used again; None: it is kept only while `fit` lasts
-    mirror          turn images left to right at random, where the encoder is trained along; not for captions that tell
-                    left from right
-    tokens          "words": in lower case, without punctuation; or "pieces": byte-level BPE
-    least           how often a word must occur to be known
-    vocabulary      how many pieces
-    longest         the most words of a caption; longer ones are left out, counted and reported
-    size, hidden    of the words' vectors, and of the LSTM
-    score_size      of the score's hidden layer
-    dropout         the share that is dropped of word vectors and of rows that words are read from
-    tied            words are read by their own vectors
-    spread          λ of the doubly stochastic term, which asks that each cell be looked at about once; 0: off
-    samples, reward, entropy, expected   of hard attention, see `HardCaptionDecoder`
-    soft_start      the share of its steps, the first ones, in which hard attention learns as soft attention does
-    epochs          passes over the captions, in batches of `batch_size`
-    learning_rate   of AdamW, after `warm` steps; it falls along a cosine
-    smoothing       how much of each target is given to all words alike
-    average         the mean of the weights after so many last epochs is tried too, and kept where it validates better
-    validation_fraction   of the images, held out, where `fit` is not given any to validate with
-    patience        stop after so many epochs without a better validation; None: go on to the end
-    random_state    a seed: one seed, one result
-    verbose         progress bars, where it takes longer than a second
+    A user's own encoder is an nn.Module from images to grids `[batch, channels, rows, columns]`, see `GridEncoder`. It
+    is frozen if no parameter requires gradients: then it encodes each image once. Settings of hard attention are those
+    of `HardCaptionDecoder`.
 
     After `fit`: `encoder_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
 
@@ -113,82 +88,48 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
     (2, (3, 8, 8))
     """
 
-    encoder_: GridEncoder
-    decoder_: CaptionDecoder
-    tokenizer_: "Tokenizer"
-    history_: History
-    left_out_: SkippedCaptions
-
-    def __init__(
-        self,
-        attention: Literal["soft", "hard"] = "soft",
-        *,
-        encoder: str | nn.Module = "small",
-        image_size: int | None = None,
-        cache: str | Path | None = None,
-        mirror: bool = False,
-        tokens: Literal["words", "pieces"] = "words",
-        least: int = 5,
-        vocabulary: int = 4000,
-        longest: int = 40,
-        size: int = 256,
-        hidden: int = 512,
-        score_size: int = 256,
-        dropout: float = 0.5,
-        tied: bool = False,
-        spread: float = 0.01,
-        samples: int = 1,
-        reward: float = 1.0,
-        entropy: float = 0.002,
-        expected: float = 0.5,
-        soft_start: float = 0.5,
-        epochs: int = 20,
-        batch_size: int = 64,
-        accumulate: int = 1,
-        learning_rate: float = 1e-3,
-        warm: int = 200,
-        weight_decay: float = 0.01,
-        smoothing: float = 0.0,
-        clip: float = 5.0,
-        average: int = 1,
-        validation_fraction: float = 0.05,
-        patience: int | None = None,
-        random_state: int | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.attention = attention
-        self.encoder = encoder
-        self.image_size = image_size
-        self.cache = cache
-        self.mirror = mirror
-        self.tokens = tokens
-        self.least = least
-        self.vocabulary = vocabulary
-        self.longest = longest
-        self.size = size
-        self.hidden = hidden
-        self.score_size = score_size
-        self.dropout = dropout
-        self.tied = tied
-        self.spread = spread
-        self.samples = samples
-        self.reward = reward
-        self.entropy = entropy
-        self.expected = expected
-        self.soft_start = soft_start
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self.learning_rate = learning_rate
-        self.warm = warm
-        self.weight_decay = weight_decay
-        self.smoothing = smoothing
-        self.clip = clip
-        self.average = average
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.verbose = verbose
+    attention: Literal["soft", "hard"] = setting(
+        "soft", "soft: the mean of all cells; hard: one random cell, learned by sampling", kw_only=False
+    )
+    encoder: str | nn.Module = setting(
+        "small",
+        "small: trained; efficientnet-lite0: pretrained, frozen; or in Python an nn.Module",
+        check=check_encoder,
+        parse=str,
+    )
+    image_size: int | None = setting(None, "height and width of the images in pixels; the encoder's own by default")
+    cache: str | Path | None = setting(
+        None, "folder to keep the grids of a frozen encoder; by default they are removed after fit"
+    )
+    mirror: bool = setting(False, "mirror images at random; not for captions that say left or right")
+    tokens: Literal["words", "pieces"] = setting(
+        "words", "words: in lower case, without punctuation; pieces: byte-level BPE"
+    )
+    least: int = setting(5, "number of times that a word must occur to be known")
+    vocabulary: int = setting(4000, "number of pieces")
+    longest: int = setting(40, "maximum number of words of a caption; longer captions are left out")
+    size: int = setting(256, "size of the word vectors")
+    hidden: int = setting(512, "size of the LSTM")
+    score_size: int = setting(256, "size of the hidden layer of the attention score")
+    dropout: float = setting(0.5, "fraction dropped of word vectors and before the output layer", at_least=0, below=1)
+    tied: bool = setting(False, "use the word vectors as the output layer")
+    spread: float = setting(0.01, "weight λ of the term by which words look at all cells equally", at_least=0)
+    samples: int = setting(1, "hard attention: random cells per caption")
+    reward: float = setting(1.0, "hard attention: weight of the gradient of the samples", at_least=0)
+    entropy: float = setting(0.002, "hard attention: weight of the entropy", at_least=0)
+    expected: float = setting(
+        0.5, "hard attention: fraction of captions trained by the expected cell", at_least=0, at_most=1
+    )
+    soft_start: float = setting(
+        0.5, "hard attention: fraction of steps, at first, trained as soft attention", at_least=0, at_most=1
+    )
+    epochs: int = setting(20, "passes over the captions")
+    batch_size: int = setting(64, "captions per batch")
+    learning_rate: float = setting(1e-3, "of AdamW, after warm-up; it falls along a cosine", above=0)
+    warm: int = 200
+    smoothing: float = setting(0.0, "probability that label smoothing gives to all words", at_least=0, below=1)
+    clip: float = 5.0
+    average: int = setting(1, "average the weights after so many last epochs, if that validates better")
 
     def fit(
         self,
@@ -198,7 +139,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         validation: tuple[Sequence[ImageSource], Captions] | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
-        board: str | Path | None = None,
+        tensorboard: str | Path | None = None,
     ) -> Self:
         """Train on images and their captions.
 
@@ -206,7 +147,7 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
         captions     a text for each image, or several. Images without captions are left out; a warning lists them
         validation   images and captions to choose the best epoch by; by default a fraction of the images
         checkpoint   a folder for the run, written after each epoch; with `resume`, the run in it is resumed
-        board        a folder for TensorBoard
+        tensorboard  a folder for TensorBoard
         """
         check_settings(self)
         seed = seed_of(self.random_state)
@@ -217,9 +158,9 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
             encoder = make_encoder(self.encoder, self.image_size)
             self._check_encoder(encoder)
             decoder = self._make_decoder(data.tokenizer.get_vocab_size(), encoder)
-            run = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=data_of_run(data, encoder))
+            run = run_checkpoint(self, checkpoint, resume, every=1 << 30, seed=seed, data=data_of_run(data, encoder))
             with open_grids(encoder, data.images, self.cache, mirror=self.mirror, progress=self.verbose) as grids:
-                self.history_ = self._train(data, grids, encoder, decoder, seed, run, board)
+                self.history_ = self._train(data, grids, encoder, decoder, seed, run, tensorboard)
         self.tokenizer_, self.left_out_ = data.tokenizer, data.skipped
         self.encoder_, self.decoder_ = encoder.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return self
@@ -433,17 +374,3 @@ class Captioner(BaseEstimator):  # type: ignore[misc]
                 module.load_state_dict(state)
             module.eval().requires_grad_(False)
         return model
-
-
-def check_settings(settings: Captioner) -> None:
-    """Raise on settings that are not allowed, before an image is read."""
-    check_choice(settings, attention=("soft", "hard"), tokens=("words", "pieces"))
-    check_choice(settings, tied=(True, False), mirror=(True, False))
-    check_whole(settings, ("least", "vocabulary", "longest", "size", "hidden", "score_size", "samples"))
-    check_whole(settings, ("epochs", "batch_size", "accumulate", "average"))
-    check_whole(settings, [name for name in ("image_size", "patience") if getattr(settings, name) is not None])
-    check_between(settings, learning_rate=(0, math.inf), clip=(0, math.inf), validation_fraction=(0, 1))
-    check_from_zero(settings, dropout=1, smoothing=1, warm=math.inf, weight_decay=math.inf, spread=math.inf)
-    check_from_zero(settings, reward=math.inf, entropy=math.inf)
-    fraction("soft_start", settings.soft_start)
-    fraction("expected", settings.expected)

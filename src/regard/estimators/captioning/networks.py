@@ -74,13 +74,17 @@ class GridEncoder(nn.Module):
         return grids.flatten(2).mT  # [batch, cells, channels]
 
 
+def check_encoder(name: str, value: object) -> None:
+    """Raise unless a setting is the name of an encoder, or a module."""
+    if not isinstance(value, nn.Module) and not (isinstance(value, str) and value in ENCODERS):
+        raise ValueError(f"{name} must be {', '.join(ENCODERS)} or an nn.Module, got {value!r}")
+
+
 def make_encoder(encoder: str | nn.Module, image_size: int | None) -> GridEncoder:
     """An encoder by name, with new weights; or a copy of a user's encoder."""
-    if isinstance(encoder, nn.Module):
-        return GridEncoder(copy.deepcopy(encoder), image_size)
-    if not isinstance(encoder, str) or encoder not in ENCODERS:
-        raise ValueError(f"encoder must be {', '.join(ENCODERS)} or an nn.Module, got {encoder!r}")
-    return GridEncoder(ENCODERS[encoder](), image_size)
+    check_encoder("encoder", encoder)
+    made = ENCODERS[encoder]() if isinstance(encoder, str) else copy.deepcopy(encoder)
+    return GridEncoder(made, image_size)
 
 
 class EncodedImages:

@@ -23,8 +23,8 @@ from regard.estimators.common import (
     check_from_zero,
     check_search,
     check_whole,
-    kept_run,
     restored_history,
+    run_checkpoint,
     saved_history,
 )
 from regard.estimators.settings import saved_settings, seed_of
@@ -202,7 +202,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             model = self._build_network(corpus.vocabularies)
             texts = map("\n".join, (*corpus.given, *corpus.validation))
-            run = kept_run(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
+            run = run_checkpoint(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
             monitor = Monitor("learning to translate", self.verbose, unit="tokens", tensorboard=board)
             history = self._train(model, corpus, seed, run, monitor)
         self.vocabularies_, self.history_, self.left_out_ = corpus.vocabularies, history, corpus.left_out

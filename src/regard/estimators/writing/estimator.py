@@ -28,8 +28,8 @@ from regard.decoding import forbid, sample
 from regard.decoding.sampling import check_sampling
 from regard.estimators.common import (
     OPTIMIZERS,
-    kept_run,
     restored_history,
+    run_checkpoint,
     saved_history,
 )
 from regard.estimators.evidence import checked_top
@@ -125,7 +125,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
                 ),
                 validate=lambda: mean_loss(model, validated[:VALIDATED]),
                 monitor=Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard),
-                checkpoint=kept_run(self, checkpoint, resume, every=every, seed=seed, data=[content]),
+                checkpoint=run_checkpoint(self, checkpoint, resume, every=every, seed=seed, data=[content]),
                 group=ProcessGroup.from_environment(),
             )
         self.tokenizer_, self.history_ = tokenizer, history
