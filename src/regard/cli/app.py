@@ -191,7 +191,9 @@ def tour(
 def open_folder(folder: Path) -> tuple[Any, Any, AnySubject]:
     """A model, what its folder knows of its data, and its subject."""
     model, config = open_model(folder)
-    subject = next(each for each in subjects().values() if type(model).__name__ in each.estimators)
+    subject = next(
+        each for each in subjects().values() if type(model).__name__ in (*each.estimators, *each.other_estimators)
+    )
     return model, subject.schema(model, config, folder), subject
 
 

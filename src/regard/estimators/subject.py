@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from rich.console import Console
 
 from regard.data.tables import INSTALL
 from regard.estimators import restore
-from regard.estimators.settings import setting, settings_of, with_settings
+from regard.estimators.settings import REQUIRED, setting, settings_of, with_settings
 from regard.saving import CONFIG, read_folder
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
     name: ClassVar[str]  # `regard fit NAME`
     inputs: ClassVar[str]  # what its data is called in messages: "rows", "sentences"
-    estimators: ClassVar[tuple[str, ...]]  # public names of its estimators; their settings are options
+    estimators: ClassVar[tuple[str, ...]]  # public names of the estimators that it fits; their settings are options
+    other_estimators: ClassVar[tuple[str, ...]] = ()  # those that it does not fit, but opens from a model folder
     data: type[Data]  # a class `with_settings`: what to learn from
     verbs: ClassVar[tuple[Callable[..., None], ...]] = ()  # its own commands, such as `regard translate`
 
@@ -94,6 +95,17 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
     def finish(self, out: Path) -> None:
         """Clean up after the model folder was written."""
+
+
+@with_settings
+class TableOptions:
+    """What all subjects that learn from a table share."""
+
+    file: Path = setting(REQUIRED, "a table with a header: .csv, .csv.gz, .tsv or .parquet", kw_only=False)
+    target: str = setting(REQUIRED, "column to predict")
+    kind: Literal["auto", "regression", "classification"] = setting("auto", "auto takes numbers for a regression")
+    drop: str = setting("", "columns to leave out, such as names of rows: a,b")
+    impute: bool = setting(False, "fill in missing cells, here and in predict, with medians and commonest values")
 
 
 @with_settings

@@ -47,8 +47,10 @@ class NetworkSettings(Seeded):
     epochs: int | None = setting(default=None, help="by default 100 with an embedding, 300 without")
     batch_size: int | None = setting(default=None, help="bags per step; by default all")
     early_stopping: bool = setting(default=False, help="hold out bags, and keep the epoch with the lowest loss on them")
-    validation_fraction: float = setting(default=0.1, help="fraction held out by early_stopping", above=0, below=1)
-    patience: int = setting(default=10, help="epochs without a lower loss before early_stopping stops")
+    validation_fraction: float = setting(
+        default=0.1, help="fraction of the bags held out by early stopping", above=0, below=1
+    )
+    patience: int = setting(default=10, help="epochs without a lower loss before early stopping")
 
 
 class NetworkOverBags(NetworkSettings, OverBags):
@@ -131,7 +133,8 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
     """Attention over the instances of a bag, for one class per bag.
 
     Without a hidden size the scores are vᵀx and the outputs uᵀx of the features. With one they are of an embedding h,
-    and the score is wᵀtanh(Vh), equation 8 of Ilse et al. 2018, or gated, equation 9.
+    and the score is wᵀtanh(Vh), equation 8 of Ilse et al. 2018, or with attention="gated" equation 9. "mean" and "max"
+    are poolings without attention, for comparison.
 
     X is what `regard.data.bags.as_bags` takes, y one label per bag. After `fit`: `classes_`, `network_`, `history_`.
 
@@ -147,7 +150,7 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
     """
 
     attention: Literal["softmax", "gated", "mean", "max"] = setting(
-        default="softmax", help="gated needs a hidden_size; mean and max are poolings, for comparison", kw_only=False
+        default="softmax", help="which attention; gated needs a hidden size", kw_only=False
     )
 
     @all_or_nothing
@@ -182,10 +185,12 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
     """
 
     attention: Literal["softmax", "gated", "mean", "max", "linear"] = setting(
-        default="softmax", help="linear is Σᵢ (uᵀxᵢ)(vᵀxᵢ); gated needs a hidden_size", kw_only=False
+        default="softmax", help="which attention; gated needs a hidden size", kw_only=False
     )
-    init: Literal["random", "spectral"] = setting(default="random", help="start of linear attention")
-    dropout: float = 0.0
+    init: Literal["random", "spectral"] = setting(default="random", help="start of linear attention", option=False)
+    dropout: float = setting(
+        default=0.0, help="fraction of the embedding dropped in training; for classes 0.5", at_least=0, below=1
+    )
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
