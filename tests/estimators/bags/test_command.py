@@ -229,7 +229,9 @@ def test_help_fits_on_a_screen_with_a_line_for_each_option(monkeypatch):
     options = "".join(lines)
     assert all(f"--{name}" in options for name in ("bag", "target", "attention", "hidden-size", "patience", "impute"))
     assert [line for line in lines if line.startswith(" " * 10)] == [
-        line for line in lines if "scale features" in line  # --standardise / --no-standardise fills its line
+        line
+        for line in lines
+        if "scale features" in line  # --standardise / --no-standardise fills its line
     ]
 
 
