@@ -63,13 +63,14 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
         raise ValueError(f"layers must be among {', '.join(map(repr, names))}, got {', '.join(map(repr, unknown))}")
     weights: Weights = {name: [] for name in (names if layers is None else layers)}
     with contextlib.ExitStack() as stack:
-        for name, records in weights.items():
-            record_layer(modules[name], records, top, stack)
+        recorders = [Recorder(modules[name], records, top) for name, records in weights.items()]
+        for recorder in recorders:
+            recorder.record_layer(stack)
         for module in modules.values():
             if isinstance(module, nn.TransformerEncoderLayer):
-                for name, records in weights.items():
-                    if modules[name] is module.self_attn:
-                        wrapper = functools.partial(record_encoder_layer, module, records, top)
+                for recorder in recorders:
+                    if recorder.layer is module.self_attn:
+                        wrapper = functools.partial(recorder.call_encoder_layer, module)
                         stack.enter_context(ENCODER_LAYER.wrap(module, wrapper))
         yield weights
 
@@ -79,24 +80,72 @@ def is_attention(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) or isinstance(getattr(module, "attend", None), Attend)
 
 
-def record_layer(module: nn.Module, records: list[Tensor | Look], top: int | None, stack: contextlib.ExitStack) -> None:
-    """Record the weights of one attention layer until the stack is closed."""
-    if isinstance(module, nn.MultiheadAttention):
-        stack.enter_context(MULTI_HEAD.wrap(module, functools.partial(record_torch_heads, module, records, top)))
-        stack.enter_context(wrap_forward(module, functools.partial(warn_unless_recorded, module, records)))
-        return
-    attend = module.attend
-    assert isinstance(attend, Attend)
+class Recorder:
+    """Records the weights of one attention layer whenever it runs."""
 
-    def hook(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if called is not attend:
-            return  # a deep copy of the model, made while it is watched, has the hook too
-        given = ATTEND.bind(attend, *args, **kwargs).arguments
+    def __init__(self, layer: nn.Module, records: list[Tensor | Look], top: int | None) -> None:
+        self.layer, self.records, self.top = layer, records, top
+
+    def record_layer(self, stack: contextlib.ExitStack) -> None:
+        """Record all calls until the stack is closed."""
+        if isinstance(self.layer, nn.MultiheadAttention):
+            stack.enter_context(MULTI_HEAD.wrap(self.layer, functools.partial(self.call_torch_heads, self.layer)))
+            stack.enter_context(wrap_forward(self.layer, self.call_and_warn))
+            return
+        attend = self.layer.attend
+        assert isinstance(attend, Attend)
+
+        def hook(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if called is not attend:
+                return  # a deep copy of the model, made while it is watched, has the hook too
+            given = ATTEND.bind(attend, *args, **kwargs).arguments
+            with torch.no_grad():
+                self.records.append(attend.look(given["query"], given["key"], given.get("mask"), top=self.top))
+
+        handle = attend.register_forward_pre_hook(hook, with_kwargs=True)
+        stack.callback(handle.remove)
+
+    def call_torch_heads(
+        self, module: nn.MultiheadAttention, forward: Forward, *args: object, **kwargs: object
+    ) -> object:
+        """Call torch's attention, and record its weights."""
+        output = forward(*args, **kwargs)
+        given = MULTI_HEAD.arguments.bind(module, *args, **kwargs).arguments
+        masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
+        self.records.append(torch_look(module, given["query"], given["key"], **masks, top=self.top))
+        return output
+
+    def call_encoder_layer(
+        self, module: nn.TransformerEncoderLayer, forward: Forward, *args: object, **kwargs: object
+    ) -> object:
+        """Call torch's encoder layer, and record the weights of its attention if that was not called itself."""
+        before = len(self.records)
+        output = forward(*args, **kwargs)
+        if len(self.records) > before:
+            return output
+        given = ENCODER_LAYER.arguments.bind(module, *args, **kwargs).arguments
+        x, padding, mask = given["src"], given.get("src_key_padding_mask"), given.get("src_mask")
         with torch.no_grad():
-            records.append(attend.look(given["query"], given["key"], given.get("mask"), top=top))
+            if x.is_nested:
+                lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
+                x = x.to_padded_tensor(0.0)
+                padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)  # [batch, length]
+            x = module.norm1(x) if module.norm_first else x
+            weight = torch_look(module.self_attn, x, x, key_padding_mask=padding, attn_mask=mask, top=self.top)
+        self.records.append(weight)
+        return output
 
-    handle = attend.register_forward_pre_hook(hook, with_kwargs=True)
-    stack.callback(handle.remove)
+    def call_and_warn(self, forward: Forward, *args: object, **kwargs: object) -> object:
+        """Call a layer of torch, and warn if that recorded nothing."""
+        before = len(self.records)
+        output = forward(*args, **kwargs)
+        if len(self.records) == before:
+            warnings.warn(
+                f"{type(self.layer).__name__} overrides forward without calling nn.MultiheadAttention's: its weights"
+                " are not recorded",
+                stacklevel=2,
+            )
+        return output
 
 
 class WrappedForward:
@@ -181,64 +230,6 @@ class TorchClass:
 
 
 MULTI_HEAD, ENCODER_LAYER = TorchClass(nn.MultiheadAttention), TorchClass(nn.TransformerEncoderLayer)
-
-
-def warn_unless_recorded(
-    module: nn.Module, records: list[Tensor | Look], forward: Forward, *args: object, **kwargs: object
-) -> object:
-    """Warn if a call recorded nothing."""
-    before = len(records)
-    output = forward(*args, **kwargs)
-    if len(records) == before:
-        warnings.warn(
-            f"{type(module).__name__} overrides forward without calling nn.MultiheadAttention's: its weights are not"
-            " recorded",
-            stacklevel=2,
-        )
-    return output
-
-
-def record_torch_heads(
-    module: nn.MultiheadAttention,
-    records: list[Tensor | Look],
-    top: int | None,
-    forward: Forward,
-    *args: object,
-    **kwargs: object,
-) -> object:
-    """Call torch's attention, and record its weights."""
-    output = forward(*args, **kwargs)
-    given = MULTI_HEAD.arguments.bind(module, *args, **kwargs).arguments
-    masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
-    records.append(torch_look(module, given["query"], given["key"], **masks, top=top))
-    return output
-
-
-def record_encoder_layer(
-    module: nn.TransformerEncoderLayer,
-    records: list[Tensor | Look],
-    top: int | None,
-    forward: Forward,
-    *args: object,
-    **kwargs: object,
-) -> object:
-    """Call torch's encoder layer, and record the weights of its attention if that was not called itself."""
-    before = len(records)
-    output = forward(*args, **kwargs)
-    if len(records) > before:
-        return output
-    given = ENCODER_LAYER.arguments.bind(module, *args, **kwargs).arguments
-    x, padding = given["src"], given.get("src_key_padding_mask")
-    with torch.no_grad():
-        if x.is_nested:
-            lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
-            x = x.to_padded_tensor(0.0)
-            padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)  # [batch, length]
-        x = module.norm1(x) if module.norm_first else x
-        records.append(
-            torch_look(module.self_attn, x, x, key_padding_mask=padding, attn_mask=given.get("src_mask"), top=top)
-        )
-    return output
 
 
 @torch.no_grad()

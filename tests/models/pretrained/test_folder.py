@@ -73,7 +73,7 @@ WRONG_WEIGHTS = [
     (
         gpt2,
         lambda w: w.update({"transformer.ln_f.bias": torch.zeros(30, dtype=torch.int8)}),
-        r"'transformer.ln_f.bias' must be one of F64, F32, F16, BF16, got I8",
+        r"'transformer.ln_f.bias' must be floating point, got torch.int8",
     ),
 ]
 

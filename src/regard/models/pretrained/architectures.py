@@ -8,7 +8,7 @@ shape raises an error, and so does one that is missing or left over.
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,10 @@ from regard.layers import (
     GatedActivation,
     LearnedPositions,
     MultiHeadAttention,
-    Positions,
     Rotary,
     RotaryScaling,
     gelu_tanh,
     post_norm,
-    swiglu,
 )
 from regard.layers.feed_forward import Activation
 from regard.models.language import LanguageModel
@@ -37,7 +35,6 @@ from regard.models.transformer import Embedding, TextEncoder
 from regard.scores import dot, scaled_dot
 
 Model = LanguageModel | TextEncoder
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Names = Mapping[str, str | tuple[str, ...]]
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": functional.gelu,
@@ -75,7 +72,8 @@ class Architecture(NamedTuple):
                 state[name] = torch.cat(every) if len(every) > 1 else every[0]
         state |= weights.take_output(tied, state["embedding.token.weight"])
         weights.check_rest(self.ignored)
-        return fill(model, state)
+        model.load_state_dict(state, assign=True)
+        return model.eval()
 
     def their_names(self, module: str) -> tuple[str, ...]:
         """Their modules for one of ours, with the number of its block."""
@@ -111,15 +109,9 @@ class SkipInit(TorchFunctionMode):
 
 @contextlib.contextmanager
 def uninitialised() -> Iterator[None]:
-    """Modules made here have shapes, but neither memory nor values; `fill` gives them both."""
+    """Modules made here have shapes, but neither memory nor values."""
     with torch.device("meta"), SkipInit():
         yield
-
-
-def fill(model: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
-    """Give an uninitialised model its weights, and set it to evaluation."""
-    model.load_state_dict(state, assign=True)
-    return model.eval()
 
 
 def gpt2(settings: Settings) -> LanguageModel:
@@ -176,77 +168,38 @@ def bert(settings: Settings) -> TextEncoder:
     return TextEncoder(embedding, Encoder(blocks, block))
 
 
-class LlamaSizes(NamedTuple):
-    """The numbers of a Llama."""
-
-    vocabulary: int
-    context: int
-    size: int
-    hidden: int
-    blocks: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    epsilon: float = 1e-5
-
-
 def llama(settings: Settings) -> LanguageModel:
     """Llama and its kind: rotary positions, RMS pre-norm, SwiGLU, grouped queries (Touvron et al. 2023)."""
-    size, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
-    sizes = LlamaSizes(
-        vocabulary=settings.size("vocab_size"),
-        context=settings.size("max_position_embeddings"),
-        size=size,
-        hidden=settings.size("intermediate_size"),
-        blocks=settings.size("num_hidden_layers"),
-        heads=heads,
-        kv_heads=settings.size("num_key_value_heads", heads),
-        head_size=settings.size("head_dim", max(1, size // heads)),
-        epsilon=settings.number("rms_norm_eps", 1e-6),
-    )
-    return llama_model(
-        sizes,
-        rotary(settings, sizes.head_size),
-        tied=settings.flag("tie_word_embeddings", False),
-        activation=GatedActivation(settings.choice("hidden_act", "silu", ACTIVATIONS)),
-        bias=settings.flag("attention_bias", False),
-        hidden_bias=settings.flag("mlp_bias", False),
-        dropout=settings.dropout("attention_dropout", 0.0),
-    )
-
-
-def llama_model(
-    sizes: LlamaSizes,
-    positions: Positions,
-    *,
-    tied: bool,
-    activation: Activation = swiglu,
-    bias: bool = False,
-    hidden_bias: bool = False,
-    dropout: float = 0.0,
-) -> LanguageModel:
-    """A Llama of these sizes."""
-    size, kv_heads, head_size = sizes.size, sizes.kv_heads, sizes.head_size
+    size, heads, blocks = (settings.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    vocabulary, context = settings.size("vocab_size"), settings.size("max_position_embeddings")
+    hidden, kv_heads = settings.size("intermediate_size"), settings.size("num_key_value_heads", heads)
+    head_size, epsilon = settings.size("head_dim", max(1, size // heads)), settings.number("rms_norm_eps", 1e-6)
+    bias, hidden_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
+    activation = GatedActivation(settings.choice("hidden_act", "silu", ACTIVATIONS))
+    positions, dropout = rotary(settings, head_size), settings.dropout("attention_dropout", 0.0)
 
     def block() -> Block:
         attention = MultiHeadAttention(
-            size, sizes.heads, kv_heads=kv_heads, head_size=head_size, positions=positions, bias=bias, dropout=dropout
+            size, heads, kv_heads=kv_heads, head_size=head_size, positions=positions, bias=bias, dropout=dropout
         )
-        return Block(attention, FeedForward(size, sizes.hidden, activation=activation, bias=hidden_bias), norm=norm)
+        return Block(attention, FeedForward(size, hidden, activation=activation, bias=hidden_bias), norm=norm)
 
     def norm(size: int) -> nn.Module:
-        return nn.RMSNorm(size, eps=sizes.epsilon)
+        return nn.RMSNorm(size, eps=epsilon)
 
     return LanguageModel(
-        Embedding(sizes.vocabulary, size),
-        Decoder(sizes.blocks, block, norm=norm(size)),
-        context=sizes.context,
-        read=None if tied else nn.Linear(size, sizes.vocabulary, bias=False),
+        Embedding(vocabulary, size),
+        Decoder(blocks, block, norm=norm(size)),
+        context=context,
+        read=None if settings.flag("tie_word_embeddings", False) else nn.Linear(size, vocabulary, bias=False),
     )
 
 
 def rotary(settings: Settings, head_size: int) -> Rotary:
-    """The positions: new folders have all about them in `rope_parameters`, older ones in `rope_theta`."""
+    """The positions: new folders have all about them in `rope_parameters`, older ones in `rope_theta`.
+
+    `rope_interleaved` is a setting of ours, for llama2.c.
+    """
     kinds = set()
     for name in ("rope_parameters", "rope_scaling"):
         given = settings.get(name, {})
@@ -264,7 +217,8 @@ def rotary(settings: Settings, head_size: int) -> Rotary:
         trained_length = settings.size("original_max_position_embeddings")
         with settings.name_file():
             scaling = RotaryScaling(factor, trained_length, slow=slow, fast=fast)
-    return Rotary(head_size, base=settings.number("rope_theta", 10000.0), scaling=scaling)
+    base, interleaved = settings.number("rope_theta", 10000.0), settings.flag("rope_interleaved", False)
+    return Rotary(head_size, base=base, interleaved=interleaved, scaling=scaling)
 
 
 GPT2_NAMES: Names = {

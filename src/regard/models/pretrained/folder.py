@@ -13,7 +13,8 @@ Nothing is ever unpickled.
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +26,7 @@ from regard.checks import fraction, is_number, positive
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 OUTPUT = "lm_head.weight"
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """What the first BERTs call the weight and the bias of a norm."""
 
@@ -52,20 +53,22 @@ class Settings(NamedTuple):
 
     def size(self, name: str, default: int | None = None) -> int:
         """A positive whole number; without a default it must be there."""
-        value = self.get(name, default)
-        if value is None:
-            raise ValueError(f"{self.path} must have the setting {name}")
+        value = self._required(name, default)
         with self.name_file():
             return positive(name, value)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number; without a default it must be there."""
-        value = self.get(name, default)
-        if value is None:
-            raise ValueError(f"{self.path} must have the setting {name}")
+        value = self._required(name, default)
         if not is_number(value) or not value > 0:
             raise ValueError(f"{self.path}: {name} must be a positive number, got {value!r}")
         return float(value)
+
+    def _required(self, name: str, default: float | None) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise ValueError(f"{self.path} must have the setting {name}")
+        return value
 
     def dropout(self, name: str, default: float) -> float:
         """A number between 0 and 1."""
@@ -107,15 +110,16 @@ class Settings(NamedTuple):
 
 
 class Weights:
-    """The weights of a folder; each is taken once, by name.
+    """The weights of a model; each is taken once, by name.
 
-    prefix   comes before the names if the model was saved with a head, such as "model."
-    files    for each name, its open safetensors file
+    path      the folder or file, for error messages
+    prefix    comes before the names if the model was saved with a head, such as "model."
+    tensors   for each name, a function that reads the tensor
     """
 
-    def __init__(self, folder: Path, prefix: str, files: Mapping[str, Any]) -> None:
-        self.folder, self.prefix, self.files = folder, prefix, files
-        self.rest = dict.fromkeys(files)  # the names that were not taken, in order
+    def __init__(self, path: Path, prefix: str, tensors: Mapping[str, Callable[[], Tensor]]) -> None:
+        self.path, self.prefix = path, prefix
+        self.rest = dict(tensors)  # those that were not taken
 
     def find(self, name: str) -> str | None:
         """The name as the file has it, or None."""
@@ -125,17 +129,14 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The weight in float32; it must have this shape. It is a copy: the file may be changed afterwards."""
-        found = self.find(name)
-        if found is None:
-            raise ValueError(f"{self.folder} has no weight {name!r}")
-        part = self.files[found].get_slice(found)
-        if tuple(part.get_shape()) != shape:
-            raise ValueError(f"{self.folder}: the weight {found!r} must be {list(shape)}, got {part.get_shape()}")
-        if part.get_dtype() not in FLOATS:
-            kinds = ", ".join(FLOATS)
-            raise ValueError(f"{self.folder}: the weight {found!r} must be one of {kinds}, got {part.get_dtype()}")
-        del self.rest[found]
-        weight: Tensor = self.files[found].get_tensor(found)
+        stored = self.find(name)
+        if stored is None:
+            raise ValueError(f"{self.path} has no weight {name!r}")
+        weight = self.rest.pop(stored)()
+        if weight.shape != shape:
+            raise ValueError(f"{self.path}: the weight {stored!r} must be {list(shape)}, got {list(weight.shape)}")
+        if weight.dtype not in FLOATS:
+            raise ValueError(f"{self.path}: the weight {stored!r} must be floating point, got {weight.dtype}")
         return weight.to(torch.float32, copy=True)
 
     def take_output(self, tied: bool, tokens: Tensor) -> dict[str, Tensor]:
@@ -144,21 +145,21 @@ class Weights:
             return {}
         weight = self.take(OUTPUT, *tokens.shape)
         if tied and not torch.equal(weight, tokens):
-            raise ValueError(f"{self.folder}: tie_word_embeddings is true, but {OUTPUT} is not the token embedding")
+            raise ValueError(f"{self.path}: tie_word_embeddings is true, but {OUTPUT} is not the token embedding")
         return {} if tied else {"read.weight": weight}
 
     def check_rest(self, ignored: str) -> None:
         """Raise if weights are left whose names do not match the pattern of ignored ones."""
         rest = [name for name in self.rest if not re.search(ignored, name)]
         if rest:
-            raise ValueError(f"{self.folder} has weights that the model does not use: {list_names(rest)}")
+            raise ValueError(f"{self.path} has weights that the model does not use: {list_names(rest)}")
 
 
 @contextlib.contextmanager
 def open_weights(folder: Path, prefix: str = "") -> Iterator[Weights]:
     """The weights of a folder, whole or in shards."""
     with contextlib.ExitStack() as stack:
-        files = {}
+        tensors: dict[str, Callable[[], Tensor]] = {}
         for path, expected in shards(folder).items():
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
@@ -168,8 +169,8 @@ def open_weights(folder: Path, prefix: str = "") -> Iterator[Weights]:
             missing = [name for name in expected if name not in names]
             if missing:
                 raise ValueError(f"{path} lacks weights that {INDEX} assigns to it: {list_names(missing)}")
-            files.update(dict.fromkeys(sorted(names), file))
-        yield Weights(folder, prefix, files)
+            tensors |= {name: partial(file.get_tensor, name) for name in sorted(names)}
+        yield Weights(folder, prefix, tensors)
 
 
 def shards(folder: Path) -> dict[Path, list[str]]:

@@ -13,40 +13,85 @@ A tokenizer is a list of pieces with scores, for byte-pair encoding as in senten
     float32, int32, bytes      for each token: score, length and UTF-8
 """
 
+import functools
 import heapq
+import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.layers import Rotary
 from regard.models.language import LanguageModel
-from regard.models.pretrained.architectures import LlamaSizes, fill, llama_model, uninitialised
+from regard.models.pretrained.architectures import ARCHITECTURES
+from regard.models.pretrained.folder import Settings, Weights
+from regard.models.transformer import TextEncoder
 
 NAMES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 HEADER = struct.Struct("<7i")
 VERSIONED = b"24ka"  # the first bytes of versions 1 and 2
+UNUSED = "rotary_emb"  # cosines and sines, which we compute
 
 
-def read_model(path: Path) -> LanguageModel:
+def read_model(path: Path) -> LanguageModel | TextEncoder:
     """The language model of a llama2.c file."""
     with path.open("rb") as file:
         header = file.read(HEADER.size)
-        check_header(path, header)
-        sizes, tied = read_sizes(path, HEADER.unpack(header))
-        with uninitialised():
-            model = llama_model(sizes, Rotary(sizes.head_size, interleaved=True), tied=tied)
-        unused = sizes.context * sizes.head_size  # cosines and sines
-        floats = unused + sum(weight.numel() for weight in model.state_dict().values())
-        expected, actual = HEADER.size + 4 * floats, path.stat().st_size
-        if actual != expected:
-            raise ValueError(f"{path} must have {expected} bytes by its header, found {actual}")
-        return fill(model, read_weights(file, sizes, tied))
+    check_header(path, header)
+    sizes = dict(zip(NAMES, HEADER.unpack(header), strict=True))
+    check_sizes(path, sizes)
+    offset, tensors = HEADER.size, {}
+    for name, shape in stored_shapes(sizes).items():
+        tensors[f"{name}.weight"] = functools.partial(read_floats, path, offset, shape)
+        offset += 4 * math.prod(shape)
+    if path.stat().st_size != offset:
+        raise ValueError(f"{path} must have {offset} bytes by its header, found {path.stat().st_size}")
+    settings = {
+        "vocab_size": abs(sizes["vocab_size"]),
+        "max_position_embeddings": sizes["seq_len"],
+        "hidden_size": sizes["dim"],
+        "intermediate_size": sizes["hidden_dim"],
+        "num_hidden_layers": sizes["n_layers"],
+        "num_attention_heads": sizes["n_heads"],
+        "num_key_value_heads": sizes["n_kv_heads"],
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": sizes["vocab_size"] > 0,
+        "rope_interleaved": True,
+    }
+    weights = Weights(path, "", {name: read for name, read in tensors.items() if not name.startswith(UNUSED)})
+    return ARCHITECTURES["llama"].load(Settings(path, settings), weights)
+
+
+def stored_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all weights in the order of the file, by the names of Hugging Face's Llama."""
+    dim, hidden, vocabulary = sizes["dim"], sizes["hidden_dim"], abs(sizes["vocab_size"])
+    head_size = dim // sizes["n_heads"]
+    keys = sizes["n_kv_heads"] * head_size
+    blocks = {
+        "input_layernorm": (dim,),
+        "self_attn.q_proj": (dim, dim),
+        "self_attn.k_proj": (keys, dim),
+        "self_attn.v_proj": (keys, dim),
+        "self_attn.o_proj": (dim, dim),
+        "post_attention_layernorm": (dim,),
+        "mlp.gate_proj": (hidden, dim),
+        "mlp.down_proj": (dim, hidden),
+        "mlp.up_proj": (hidden, dim),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (vocabulary, dim)}
+    for name, shape in blocks.items():
+        shapes |= {f"layers.{number}.{name}": shape for number in range(sizes["n_layers"])}
+    shapes |= {"norm": (dim,), UNUSED: (sizes["seq_len"], head_size)}
+    return shapes if sizes["vocab_size"] > 0 else shapes | {"lm_head": (vocabulary, dim)}
+
+
+def read_floats(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of a file, from little-endian float32."""
+    array = np.fromfile(path, "<f4", math.prod(shape), offset=offset).astype(np.float32, copy=False)
+    return torch.from_numpy(array.reshape(shape))
 
 
 def check_header(path: Path, header: bytes) -> None:
@@ -65,62 +110,16 @@ def check_header(path: Path, header: bytes) -> None:
         )
 
 
-def read_sizes(path: Path, header: tuple[int, ...]) -> tuple[LlamaSizes, bool]:
-    """The sizes, and whether the logits are tied to the token embedding."""
-    given = dict(zip(NAMES, header, strict=True))
-    tied = given["vocab_size"] > 0
-    given["vocab_size"] = abs(given["vocab_size"])
-    dim, heads, kv_heads = given["dim"], given["n_heads"], given["n_kv_heads"]
-    if min(given.values()) < 1 or dim % heads or heads % kv_heads or dim // heads % 2:
-        got = ", ".join(f"{name}={value}" for name, value in zip(NAMES, header, strict=True))
+def check_sizes(path: Path, sizes: Mapping[str, int]) -> None:
+    """Raise unless the sizes of a header fit each other."""
+    dim, heads, kv_heads = sizes["dim"], sizes["n_heads"], sizes["n_kv_heads"]
+    smallest = min(abs(size) if name == "vocab_size" else size for name, size in sizes.items())
+    if smallest < 1 or dim % heads or heads % kv_heads or dim // heads % 2:
+        got = ", ".join(f"{name}={value}" for name, value in sizes.items())
         raise ValueError(
             f"{path} is not a llama2.c file: numbers must be positive, n_heads divide dim into even sizes and "
             f"n_kv_heads divide n_heads; its header says {got}"
         )
-    sizes = LlamaSizes(
-        vocabulary=given["vocab_size"],
-        context=given["seq_len"],
-        size=dim,
-        hidden=given["hidden_dim"],
-        blocks=given["n_layers"],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=dim // heads,
-    )
-    return sizes, tied
-
-
-def read_weights(file: BinaryIO, sizes: LlamaSizes, tied: bool) -> dict[str, Tensor]:
-    """The weights, by their names in our modules, in the order of the file."""
-    size, hidden, keys = sizes.size, sizes.hidden, sizes.kv_heads * sizes.head_size
-
-    def take(*shape: int) -> Tensor:
-        array = np.fromfile(file, "<f4", int(np.prod(shape))).astype(np.float32, copy=False)
-        return torch.from_numpy(array.reshape(shape))
-
-    def take_each(*shape: int) -> list[Tensor]:
-        return [take(*shape) for _ in range(sizes.blocks)]
-
-    state = {"embedding.token.weight": take(sizes.vocabulary, size)}
-    attention_norm = take_each(size)
-    query_key_value = [take_each(rows, size) for rows in (size, keys, keys)]
-    output, feed_forward_norm = take_each(size, size), take_each(size)
-    gate, down, up = take_each(hidden, size), take_each(size, hidden), take_each(hidden, size)
-    for number in range(sizes.blocks):
-        block = {
-            "attention_norm.weight": attention_norm[number],
-            "attention.input.weight": torch.cat([part[number] for part in query_key_value]),
-            "attention.output.weight": output[number],
-            "feed_forward_norm.weight": feed_forward_norm[number],
-            "feed_forward.input.weight": torch.cat([gate[number], up[number]]),
-            "feed_forward.output.weight": down[number],
-        }
-        state |= {f"decoder.blocks.{number}.{name}": weight for name, weight in block.items()}
-    state["decoder.norm.weight"] = take(size)
-    take(sizes.context, sizes.head_size)  # cosines and sines, half and half
-    if not tied:
-        state["read.weight"] = take(sizes.vocabulary, size)
-    return state
 
 
 class BinTokenizer:
