@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.talking import frame_of, refused, run
+from typer.testing import CliRunner
 
 import regard
+from regard.cli.app import app
 
 
 def fit(*more, table="bags.csv", out="model"):
@@ -222,9 +224,8 @@ def test_an_error_is_one_line(here, columns, more, message):
     assert not (here / "model").exists()
 
 
-def test_help_fits_on_a_screen_with_a_line_for_each_option(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    lines = run("fit", "bags", "--help").stdout.splitlines()
+def test_help_fits_on_a_screen_with_a_line_for_each_option():
+    lines = CliRunner().invoke(app, ["fit", "bags", "--help"], terminal_width=120).stdout.splitlines()
     assert len(lines) <= 40
     options = "".join(lines)
     assert all(f"--{name}" in options for name in ("bag", "target", "attention", "hidden-size", "patience", "impute"))

@@ -150,7 +150,7 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
     """
 
     attention: Literal["softmax", "gated", "mean", "max"] = setting(
-        default="softmax", help="which attention; gated needs a hidden size", kw_only=False
+        default="softmax", help="gated needs a hidden size", kw_only=False
     )
 
     @all_or_nothing
@@ -185,7 +185,7 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
     """
 
     attention: Literal["softmax", "gated", "mean", "max", "linear"] = setting(
-        default="softmax", help="which attention; gated needs a hidden size", kw_only=False
+        default="softmax", help="gated needs a hidden size", kw_only=False
     )
     init: Literal["random", "spectral"] = setting(default="random", help="start of linear attention", option=False)
     dropout: float = setting(
