@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from helpers.browser import CHROMIUM, browser
@@ -19,15 +18,13 @@ from typer.testing import CliRunner
 import regard.cli.tour
 from regard.cli import app
 from regard.cli.tour import STATIONS
-from regard.estimators.captioning.station import OneVector, unevenness
 from regard.estimators.writing.station import trigrams
-from regard.models.image_encoders import SmallResNet
 from regard.tour.findings import Passage, Picture, Row, Saved, Station
 from regard.tour.html import number
 from regard.tour.runner import run_stations, select_stations
 
 LATER = {"Writer, 2 blocks", "ConvNet with attention", "bahdanau", "luong", "Transformer, 2 blocks"}
-LATER |= {"soft attention", "hard attention", "weight on what is named", "soft, λ = 0.1"}
+LATER |= {"soft attention", "hard attention", "weight on the object", "soft, λ = 0.1"}
 """Models that a quick tour trains too shortly to be sure that they are better than their baselines."""
 
 
@@ -317,19 +314,3 @@ def test_trigrams_are_counted_as_defined():
         chance = (follow.count(held[place]) + 0.5) / (len(follow) + 0.5 * len(letters))
         loss.append(-math.log(chance))
     assert trigrams(learned, held, smooth=0.5) == pytest.approx(math.exp(sum(loss) / len(loss)))
-
-
-def test_who_sees_one_vector_sees_the_mean_of_the_grid():
-    encoder, image = SmallResNet(5, image_size=24).double().eval(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
-    grid, one = encoder(image), OneVector(encoder)
-    assert grid.shape == (2, 5, 3, 3)
-    cells = [grid[:, :, row, column] for row in range(3) for column in range(3)]
-    torch.testing.assert_close(one(image)[:, :, 0, 0], sum(cells) / 9)
-    assert (one.image_size, one.channels) == (24, 5)
-
-
-def test_unevenness_is_how_far_cells_are_from_their_mean():
-    assert unevenness(np.full((3, 5), 0.7)) == pytest.approx(0)
-    alone = np.zeros((3, 5))
-    alone[1, 2] = 9.0
-    assert unevenness(alone) == pytest.approx(math.sqrt(15 - 1))

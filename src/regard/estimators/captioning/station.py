@@ -1,8 +1,8 @@
-"""Captions: before each word, look at the grid of an image, softly at all cells or hard at one of them.
+"""The station of the tour: soft attention to all cells of an image, and hard attention to one of them.
 
     z_t = Σᵢ α_ti aᵢ        hard: z_t = a_s, s ~ α_t        α_t = softmax_i(wᵀ tanh(W_q h_{t−1} + W_k aᵢ))
 
-The doubly stochastic term, λ Σᵢ (1 − Σₜ α_ti)², asks that each cell be looked at as much as any other.
+The doubly stochastic term, λ Σᵢ (1 − Σₜ α_ti)², makes the total weights of the cells equal.
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.data.samples import Scenes, scenes
 from regard.estimators import Captioner
+from regard.models.image_encoders import SmallResNet
 from regard.tour.figures import draw_coverage, draw_strips
 from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
 
-Array = Any
 SETTINGS: dict[str, Any] = {
     "least": 1,
     "size": 64,
@@ -29,136 +30,138 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 4e-3,
     "warm": 50,
 }
-"""Of every captioner here, but for how it looks."""
+"""The settings that all captioners here share."""
 SPREAD = 0.1
-"""λ, where the term is on."""
-HELD_OUT, LOOKED = 200, 40
-"""Scenes that are captioned, and those of them whose weights are counted."""
-WORDS, COVERED = 9, 3
-"""Words in the caption that is drawn, and scenes whose coverage is."""
+"""λ of the captioner with the doubly stochastic term."""
+TEST_SCENES, WEIGHED_SCENES = 200, 40
+"""The number of new scenes that are captioned, and of those whose weights are measured."""
+DRAWN_WORDS, DRAWN_SCENES = 9, 3
+"""The number of words of the caption that is drawn, and of scenes whose total weights are drawn."""
 
 
 class OneVector(nn.Module):
-    """An encoder whose grid is one cell, the mean of another's: whoever looks at it sees everything and no place."""
+    """An encoder whose grid is one cell, the mean of another encoder's: what is in the image, but not where."""
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder: SmallResNet) -> None:
         super().__init__()
         self.encoder, self.image_size, self.channels = encoder, encoder.image_size, encoder.channels
         self.prepare = encoder.prepare
 
     def forward(self, image: Tensor) -> Tensor:
-        """Images `[batch, 3, side, side]` to `[batch, channels, 1, 1]`."""
-        return self.encoder(image).mean(dim=(2, 3), keepdim=True)  # type: ignore[no-any-return]
+        """Images `[batch, 3, size, size]` to `[batch, channels, 1, 1]`."""
+        grid: Tensor = self.encoder(image)  # [batch, channels, rows, columns]
+        return grid.mean(dim=(2, 3), keepdim=True)
 
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
-    """Scenes of shapes, one encoder, and four ways to look at its grid."""
-    learned, held = scenes(100 if quick else 2000, seed), scenes(LOOKED if quick else HELD_OUT, seed + 1)
-    made = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
-    soft = Captioner("soft", **made).fit(list(learned.images), learned.captions)
-    encoder = soft.encoder_.encoder  # trained, and frozen by now: from here on it sees each image once
-    data = f"{len(held.captions)} new scenes"
-    blind = Captioner("soft", encoder=OneVector(encoder), **made).fit(list(learned.images), learned.captions)
-    without = exact(blind, held)
-    yield Row(data, "soft attention", "exact", exact(soft, held), "one vector, the mean", without)
-    hard = Captioner("hard", encoder=encoder, **made).fit(list(learned.images), learned.captions)
-    yield Row(data, "hard attention", "exact", exact(hard, held), "one vector, the mean", without)
-    yield from nouns(soft, hard, held)
-    few = made | {"spread": SPREAD, "epochs": 1 if quick else 3}
-    even = Captioner("soft", encoder=encoder, **few).fit(list(learned.images), learned.captions)
-    yield from coverage(soft, even, held)
-    yield from saved(folder, soft, hard, held)
+    """Scenes of shapes, one encoder, and four ways to use its grid."""
+    training, test = scenes(100 if quick else 2000, seed), scenes(WEIGHED_SCENES if quick else TEST_SCENES, seed + 1)
+    settings = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
+
+    def fit(attention: str, **changed: Any) -> Captioner:
+        return Captioner(attention, **settings | changed).fit(list(training.images), training.captions)
+
+    soft = fit("soft")
+    encoder = soft.encoder_.encoder  # trained, and now frozen: the captioners below encode each image once
+    data = f"{len(test.captions)} new scenes"
+    baseline = exact(fit("soft", encoder=OneVector(encoder)), test)
+    yield Row(data, "soft attention", "exact", exact(soft, test), "one vector, the mean", baseline)
+    hard = fit("hard", encoder=encoder)
+    yield Row(data, "hard attention", "exact", exact(hard, test), "one vector, the mean", baseline)
+    yield from nouns(soft, hard, test)
+    even = fit("soft", encoder=encoder, spread=SPREAD, epochs=1 if quick else 3)
+    yield from coverage(soft, even, test)
+    yield from save(folder, soft, hard, test)
 
 
-def exact(captioner: Captioner, held: Scenes) -> float:
-    """The share of scenes that it has never seen that it tells letter for letter."""
-    told = captioner.caption(list(held.images), beam=1)
-    return float(np.mean([one == other for one, other in zip(told, held.captions, strict=True)]))
+def exact(captioner: Captioner, test: Scenes) -> float:
+    """The fraction of scenes whose captions are right to the letter."""
+    captions = captioner.caption(list(test.images), beam=1)
+    return float(np.mean([one == other for one, other in zip(captions, test.captions, strict=True)]))
 
 
-def looks(captioner: Captioner, held: Scenes, count: int) -> list[Array]:
-    """Weights `[words, rows, columns]` with which the right captions of some scenes are read."""
-    return [captioner.evidence(held.images[scene], held.captions[scene]).weight for scene in range(count)]
+def weights(captioner: Captioner, test: Scenes) -> list[NDArray[np.float64]]:
+    """The weights `[words, rows, columns]` of the right captions of some scenes."""
+    return [captioner.evidence(test.images[i], test.captions[i]).weight for i in range(WEIGHED_SCENES)]
 
 
-def nouns(soft: Captioner, hard: Captioner, held: Scenes) -> Iterator[Finding]:
-    """Where the words look; of those that name an object, it is known where it stands."""
-    shares, chance = [], []
-    for scene, weight in enumerate(looks(soft, held, LOOKED)):
-        for noun in held.nouns[scene]:
-            cells = held.cells(scene, noun, weight.shape[1])
-            shares.append(float(weight[noun][cells].sum()))
-            chance.append(float(cells.mean()))
-    on, anywhere = float(np.mean(shares)), float(np.mean(chance))
-    yield Row(f"… {len(shares)} nouns", "weight on what is named", "share", on, "anywhere", anywhere)
-    place = next(place for place, caption in enumerate(held.captions) if len(caption.split()) == WORDS)
-    image, caption = held.images[place], held.captions[place]
-    found = {"soft": soft.evidence(image, caption), "hard": hard.evidence(image, caption)}
+def nouns(soft: Captioner, hard: Captioner, test: Scenes) -> Iterator[Finding]:
+    """Where the model looks for nouns, compared with where their objects are."""
+    fractions, areas = [], []
+    for scene, weight in enumerate(weights(soft, test)):
+        for noun in test.nouns[scene]:
+            cells = test.cells(scene, noun, weight.shape[1])
+            fractions.append(float(weight[noun][cells].sum()))
+            areas.append(float(cells.mean()))
+    fraction, area = float(np.mean(fractions)), float(np.mean(areas))
+    yield Row(f"… {len(fractions)} nouns", "weight on the object", "fraction", fraction, "equal weights", area)
+    index = next(index for index, caption in enumerate(test.captions) if len(caption.split()) == DRAWN_WORDS)
+    image, caption = test.images[index], test.captions[index]
+    evidence = {"soft": soft.evidence(image, caption), "hard": hard.evidence(image, caption)}
     yield Picture(
         "words",
-        draw_strips(image, {name: (one.words, one.weight) for name, one in found.items()}),
-        "Each word looks for itself, and a noun at what it names",
-        "Bright is where the word was looked for, and the line is around all that is at least half as bright as the"
-        " brightest. Of soft attention it is how much each cell counts; of hard attention,"
-        f" which takes one cell, how likely each is. Soft attention's nouns have {on:.0%} of their weight on the object"
-        f" that they name, which is {anywhere:.0%} of the image.",
-        f"The image of “{caption}” once for each word, above with soft and below with hard attention; dark but for"
-        " where the word looks.",
+        draw_strips(image, {name: (one.words, one.weight) for name, one in evidence.items()}),
+        "For a noun the model looks at the object it names",
+        "Bright cells have large weights for the word; the line is around cells with at least half of the largest"
+        " brightness. The weights of soft attention are those of the mean; those of hard attention, which takes one"
+        f" cell, are probabilities. With soft attention, {fraction:.0%} of a noun's weight is on the object that it"
+        f" names, which is {area:.0%} of the image.",
+        f"The image of “{caption}” once for each word, above with soft and below with hard attention; bright where the"
+        " model looks for the word.",
     )
 
 
-def coverage(without: Captioner, even: Captioner, held: Scenes) -> Iterator[Finding]:
-    """How much each cell was looked at by all words together, without the doubly stochastic term and with it."""
-    sums = {
-        name: [weight.sum(axis=0) for weight in looks(captioner, held, LOOKED)]
+def coverage(without: Captioner, even: Captioner, test: Scenes) -> Iterator[Finding]:
+    """The total weights of cells over all words, without the doubly stochastic term and with it."""
+    totals = {
+        name: [weight.sum(axis=0) for weight in weights(captioner, test)]
         for name, captioner in (("without the term", without), ("with it", even))
     }
-    off = {name: float(np.mean([unevenness(one) for one in found])) for name, found in sums.items()}
+    variation = {name: float(np.mean([unevenness(one) for one in several])) for name, several in totals.items()}
     yield Row(
-        f"… {LOOKED} of them",
+        f"… {WEIGHED_SCENES} of them",
         f"soft, λ = {SPREAD}",
         "unevenness",
-        off["with it"],
+        variation["with it"],
         "λ = 0",
-        off["without the term"],
+        variation["without the term"],
         True,
     )
     yield Picture(
         "coverage",
-        draw_coverage(held.images[:COVERED], {name: found[:COVERED] for name, found in sums.items()}),
-        "Asked to look at everything once, it lets its look wander",
-        "The weight that each cell had from all words together, Σₜ α_ti; the grey lines are the objects. Words are"
-        " fewer than cells, so that not every cell can have the 1 that the term λ Σᵢ (1 − Σₜ α_ti)² asks for; it"
-        f" spreads what there is. Relative to its mean the weight varies by {off['without the term']:.1f} from cell to"
-        f" cell without the term, and by {off['with it']:.1f} with it.",
+        draw_coverage(test.images[:DRAWN_SCENES], {name: several[:DRAWN_SCENES] for name, several in totals.items()}),
+        "With the doubly stochastic term, the words look at more cells",
+        "The total weight of each cell over all words, Σₜ α_ti; the grey lines are the objects. There are fewer words"
+        " than cells, so not every cell can have the weight 1 that the term λ Σᵢ (1 − Σₜ α_ti)² asks for; it spreads"
+        f" the weight. The standard deviation of the weights is {variation['without the term']:.1f} times their mean"
+        f" without the term, and {variation['with it']:.1f} times with it.",
         "Three scenes, each with two maps of its cells: without the term some cells are dark and most are white, with"
-        " it weight lies on more of them.",
+        " it more cells have weight.",
     )
 
 
-def unevenness(looked: Array) -> float:
-    """The standard deviation of the cells' weight over its mean: 0 where all have the same."""
-    return float(looked.std() / looked.mean())
+def unevenness(weight: NDArray[np.float64]) -> float:
+    """The standard deviation of the weights of cells, divided by their mean: 0 if all are equal."""
+    return float(weight.std() / weight.mean())
 
 
-def saved(folder: Path, soft: Captioner, hard: Captioner, held: Scenes) -> Iterator[Finding]:
+def save(folder: Path, soft: Captioner, hard: Captioner, test: Scenes) -> Iterator[Finding]:
     """Model folders, and a scene to try them on."""
     from PIL import Image
 
     scene = folder / "scene.png"
-    Image.fromarray(held.images[0]).save(scene)
-    places = soft.save(folder / "soft"), hard.set_params(encoder="small").save(folder / "hard")
-    yield Saved(places[0], (command("regard", "caption", places[0], scene), command("regard", "info", places[0])))
-    yield Saved(places[1], (command("regard", "caption", places[1], scene, "--plot", folder / "looked.png"),))
+    Image.fromarray(test.images[0]).save(scene)
+    first, second = soft.save(folder / "soft"), hard.set_params(encoder="small").save(folder / "hard")
+    yield Saved(first, (command("regard", "caption", first, scene), command("regard", "info", first)))
+    yield Saved(second, (command("regard", "caption", second, scene, "--plot", folder / "looked.png"),))
 
 
 STATIONS = (
     Station(
         "captions",
         "Captions",
-        "Show, Attend and Tell (Xu and others, 2015): an image is a grid of vectors, and before each word the"
-        " writer looks"
-        " at all of them a little, or at one. Scenes are shapes on a canvas, and one sentence is right.",
+        "Show, Attend and Tell (Xu and others, 2015): an image is a grid of vectors. Before each word, the model looks"
+        " at all of them with different weights, or at one. A scene has shapes on a canvas, and one right caption.",
         visit,
         findings=8,
         chapter=4,
