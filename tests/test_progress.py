@@ -1,4 +1,4 @@
-"""Work within work shows one display, with a line for each."""
+"""Progress bars: nested bars share one display; nothing is written without a terminal."""
 
 import io
 import sys
@@ -13,7 +13,7 @@ from regard.progress import ProgressBar
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A terminal on which everybody is impatient."""
+    """A terminal, and bars that are shown at once."""
     screen = io.StringIO()
     monkeypatch.setattr(progress, "DELAY", -1.0)
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=80))
@@ -36,26 +36,26 @@ def test_a_bar_within_a_bar_is_a_line_of_the_same_display(terminal):
         assert other.bar is not outer.bar
 
 
-def test_bars_of_two_threads_do_not_know_of_each_other(terminal):
+def test_bars_of_two_threads_are_independent(terminal):
     with ProgressBar("here", 2) as here:
         here.update(done=0)
-        found = []
+        result = []
 
         def work():
             with ProgressBar("there", 2) as there:
                 there.update(done=1)
-                found.append((there.bar is here.bar, there.inner))
+                result.append((there.bar is here.bar, there.inner))
 
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-        assert found == [(False, False)]
+        assert result == [(False, False)]
         with ProgressBar("within", 1) as within:
             assert within.bar is here.bar
     assert not here.bar.live.is_started
 
 
-def test_an_inner_bar_shows_the_outer_one_that_has_nothing_to_say(terminal):
+def test_an_inner_bar_shows_the_outer_one(terminal):
     with ProgressBar("outer", 2) as outer, ProgressBar("inner", 5) as inner:
         inner.update(done=1)
         assert outer.bar.live.is_started
@@ -63,7 +63,7 @@ def test_an_inner_bar_shows_the_outer_one_that_has_nothing_to_say(terminal):
     assert "inner" in terminal.getvalue()
 
 
-def test_a_quiet_bar_within_a_bar_is_not_shown(terminal):
+def test_a_hidden_bar_within_a_bar_is_not_shown(terminal):
     with ProgressBar("outer", 2) as outer, ProgressBar("inner", 5, shown=False) as inner:
         inner.update(done=1)
         assert [task.description for task in outer.bar.tasks] == ["outer"]
@@ -80,7 +80,7 @@ def test_without_a_terminal_nothing_is_written(monkeypatch):
     assert screen.getvalue() == ""
 
 
-def test_what_is_printed_meanwhile_goes_where_it_was_to_go(terminal, capsys):
+def test_printed_lines_go_to_stdout(terminal, capsys):
     with ProgressBar("outer", 2) as outer:
         outer.update(done=1)
         assert outer.bar.live.is_started

@@ -1,4 +1,4 @@
-"""Folders: what is written is read, a killed run leaves one whole model, and what is broken says so."""
+"""Model folders: round trip, interrupted writes, errors for damaged folders."""
 
 import os
 
@@ -19,25 +19,25 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_folder_is_read_as_it_was_written(tmp_path):
     arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.array([1, 2])}
     folder = saving.write_folder(tmp_path / "deep" / "model", {"name": "Größe"}, arrays)
-    config, found = saving.read_folder(folder)
+    config, result = saving.read_folder(folder)
     assert config["name"] == "Größe"
-    assert (found["a"] == arrays["a"]).all()
-    assert (found["b"] == arrays["b"]).all()
+    assert (result["a"] == arrays["a"]).all()
+    assert (result["b"] == arrays["b"]).all()
     assert os.listdir(tmp_path / "deep") == ["model"]
     assert set(contents(folder)) == {"config.json", "model.safetensors"}
 
 
-def test_a_number_stays_a_number(tmp_path):
+def test_arrays_without_dimensions_or_elements(tmp_path):
     arrays = {"number": np.float32(2.5), "none": np.zeros((0, 3)), "tensor": torch.tensor(1.5).numpy()}
-    _, found = saving.read_folder(saving.write_folder(tmp_path / "model", {}, arrays))
-    assert {name: array.shape for name, array in found.items()} == {"number": (), "none": (0, 3), "tensor": ()}
-    assert found["number"] == 2.5
+    _, result = saving.read_folder(saving.write_folder(tmp_path / "model", {}, arrays))
+    assert {name: array.shape for name, array in result.items()} == {"number": (), "none": (0, 3), "tensor": ()}
+    assert result["number"] == 2.5
 
 
-def test_files_are_for_those_whom_the_mask_allows(tmp_path):
+def test_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         folder = saving.write_folder(tmp_path / "model", {}, {"a": np.arange(3)})
@@ -47,7 +47,7 @@ def test_files_are_for_those_whom_the_mask_allows(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
 
 
-def test_the_folder_where_one_is_cannot_be_replaced(tmp_path, monkeypatch):
+def test_the_working_directory_cannot_be_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match=r"\. cannot be replaced .*: choose a folder in it, such as model"):
         saving.write_folder(".", {}, {})
@@ -58,15 +58,15 @@ def test_types_that_numpy_does_not_have_stay_tensors(tmp_path):
     small, large = torch.tensor([[1.5, -2.0, 3.0]]).bfloat16().T, np.arange(5)
     large.flags.writeable = False
     saving.write_folder(tmp_path / "model", {}, {"small": small, "same": small, "large": large})
-    _, found = saving.read_folder(tmp_path / "model")
-    assert found["small"].dtype == torch.bfloat16
-    assert torch.equal(found["small"], small)
-    assert torch.equal(found["same"], small)
-    assert found["large"].dtype == np.int64
-    assert (found["large"] == large).all()
+    _, result = saving.read_folder(tmp_path / "model")
+    assert result["small"].dtype == torch.bfloat16
+    assert torch.equal(result["small"], small)
+    assert torch.equal(result["same"], small)
+    assert result["large"].dtype == np.int64
+    assert (result["large"] == large).all()
 
 
-def test_a_model_takes_the_place_of_another_and_again(tmp_path):
+def test_a_model_replaces_another_several_times(tmp_path):
     for shift in (0.0, 5.0, -3.0):
         model(shift).save(tmp_path / "model")
         assert load(tmp_path / "model").predict([[1.0]]) == model(shift).predict([[1.0]])
@@ -75,7 +75,7 @@ def test_a_model_takes_the_place_of_another_and_again(tmp_path):
 
 @pytest.mark.parametrize("moment", ["arrays", "config", "rename"])
 @pytest.mark.parametrize("before", [True, False])
-def test_a_save_that_is_killed_leaves_one_whole_model_or_none(tmp_path, monkeypatch, moment, before):
+def test_an_interrupted_save_leaves_the_old_model_or_none(tmp_path, monkeypatch, moment, before):
     if before:
         model().save(tmp_path / "model")
 
@@ -101,7 +101,7 @@ def test_a_save_that_is_killed_leaves_one_whole_model_or_none(tmp_path, monkeypa
     assert load(tmp_path / "model").predict([[1.0]]) == model(5.0).predict([[1.0]])
 
 
-def test_a_model_takes_no_place_of_something_else(tmp_path):
+def test_a_model_does_not_replace_other_files(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     for place, said in (("full", "is not empty and holds no model"), ("full/mine.txt", "is a file")):
@@ -112,7 +112,7 @@ def test_a_model_takes_no_place_of_something_else(tmp_path):
     assert load(model().save(tmp_path / "empty")).predict([[1.0]])
 
 
-def test_what_is_broken_says_so(tmp_path):
+def test_damaged_folders_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"it has no config\.json"):
@@ -146,7 +146,7 @@ def test_a_folder_of_another_library_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("texts", ["[1]", "null", '{"tokenizer": 3}', '{"tokenizer": "../secret.json"}'])
-def test_texts_that_are_no_names_are_refused(tmp_path, texts):
+def test_wrong_names_of_texts_raise(tmp_path, texts):
     saving.write_folder(tmp_path / "model", {}, {}, {"tokenizer": "{}"})
     path = tmp_path / "model" / "config.json"
     path.write_text(path.read_text().replace('{\n    "tokenizer": "tokenizer.json"\n  }', texts))

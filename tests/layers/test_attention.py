@@ -1,4 +1,4 @@
-"""Single heads beside the formula written out, and what they promise."""
+"""Single heads equal the formula written out: values, gradients, scores, masks, groups."""
 
 import pytest
 import reference
@@ -23,10 +23,10 @@ def test_attention_is_the_formula_in_value_and_gradient(bias):
     parts = (ours.query, x), (ours.key, source), (ours.value, source)
     query, key, value = (linear(part, rows) for part, rows in parts)
     expected, _ = reference.attend(query, key, value, reference.scaled_dot)
-    found = ours(x, source)
-    assert_close(found, expected)
+    result = ours(x, source)
+    assert_close(result, expected)
     tensors = [x, source, *ours.parameters()]
-    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    assert_close(gradients([result], tensors), gradients([expected], tensors))
 
 
 def linear(part, rows):
@@ -38,15 +38,15 @@ def linear(part, rows):
     return torch.stack([torch.stack(row) for row in out]).view(*rows.shape[:-1], -1)
 
 
-def test_any_score_and_any_mask_go_through():
+def test_any_score_and_any_mask_can_be_used():
     additive = scores.Additive(HEAD, HEAD, hidden=4)
     ours = layer(score=additive)
     x, source = rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, KEY_SIZE)
     lengths = torch.tensor([3, 7])
-    found = ours(x, source, mask=masks.padding(lengths))
+    result = ours(x, source, mask=masks.padding(lengths))
     logits = additive(ours.query(x), ours.key(source))
     logits = logits.masked_fill(torch.arange(KEYS) >= lengths[:, None, None], -torch.inf)
-    assert_close(found, logits.softmax(-1) @ ours.value(source))
+    assert_close(result, logits.softmax(-1) @ ours.value(source))
     assert dict(ours.named_parameters())["attend.score.weight"] is additive.weight
     plain = layer(score=lambda query, key: -torch.cdist(query, key))
     weight = (-torch.cdist(plain.query(x), plain.key(source))).softmax(-1)
@@ -71,7 +71,7 @@ def test_self_attention_is_attention_to_itself():
     assert_close(own.look(x), other.look(x, x))
 
 
-def test_self_attention_is_permutation_equivariant_until_it_has_positions():
+def test_self_attention_is_permutation_equivariant_without_positions():
     ours, order = SelfAttention(SIZE).double(), torch.tensor([3, 0, 4, 1, 2])
     x = rand(BATCH, QUERIES, SIZE)
     assert_close(ours(x[:, order]), ours(x)[:, order])
@@ -79,32 +79,32 @@ def test_self_attention_is_permutation_equivariant_until_it_has_positions():
     assert (ours(places(x[:, order])) - ours(places(x))[:, order]).abs().max() > 1e-3
 
 
-def test_the_order_of_what_is_looked_at_plays_no_part():
+def test_the_order_of_the_source_does_not_matter():
     ours, order = layer(), torch.tensor([6, 2, 0, 3, 1, 5, 4])
     x, source = rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, KEY_SIZE)
     assert_close(ours(x, source[:, order]), ours(x, source))
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 7), (7, 1), (5, 7), (7, 5), (1, 1), (3, 0)])
-def test_queries_and_keys_differ_freely_in_number(queries, keys):
+def test_numbers_of_queries_and_keys_may_differ(queries, keys):
     ours = layer()
     assert ours(rand(BATCH, queries, SIZE), rand(BATCH, keys, KEY_SIZE)).shape == (BATCH, queries, VALUE)
     assert ours(rand(queries, SIZE), rand(keys, KEY_SIZE)).shape == (queries, VALUE)
 
 
-def test_under_a_causal_mask_the_past_does_not_see_the_future():
+def test_under_a_causal_mask_outputs_do_not_depend_on_later_rows():
     ours, x = SelfAttention(SIZE).double(), rand(BATCH, QUERIES, SIZE)
     changed = torch.cat([x[:, :3], rand(BATCH, 2, SIZE, seed=9)], dim=1)
     assert torch.equal(ours(x, mask=masks.causal)[:, :3], ours(changed, mask=masks.causal)[:, :3])
     assert (ours(x)[:, :3] - ours(changed)[:, :3]).abs().max() > 1e-3
 
 
-def test_a_batch_of_one_beside_a_batch_of_sources_broadcasts():
+def test_a_batch_of_one_broadcasts_to_a_batch_of_sources():
     ours, x, source = layer(), rand(1, QUERIES, SIZE), rand(3, KEYS, KEY_SIZE)
     assert_close(ours(x, source), ours(x.expand(3, -1, -1), source))
 
 
-def test_look_is_what_is_averaged_with():
+def test_look_returns_the_weights_of_the_average():
     ours, x, source = layer(), rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, KEY_SIZE)
     weight = ours.look(x, source)
     assert_close(weight @ ours.value(source), ours(x, source))
@@ -113,7 +113,7 @@ def test_look_is_what_is_averaged_with():
     assert torch.equal(top.index, weight.topk(3).indices)
 
 
-def test_dropout_is_for_training_and_one_seed_gives_one_result():
+def test_dropout_is_for_training_only_and_reproducible():
     ours = SelfAttention(SIZE, dropout=0.5)
     x = rand(BATCH, QUERIES, SIZE, dtype=torch.float32)
     still = ours.eval()(x)
@@ -155,11 +155,11 @@ def test_groups_share_keys(mask, queries):
         (lambda: SelfAttention(4)([1.0]), TypeError, "x must be a torch tensor, got list"),
     ],
 )
-def test_what_does_not_fit_is_said(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_what_is_printed():
+def test_repr():
     assert "score=scaled_dot, dropout=0.1" in repr(Attention(4, dropout=0.1))
     assert "groups=2" in repr(Attend(groups=2))

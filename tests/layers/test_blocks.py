@@ -50,8 +50,8 @@ def like_torch(theirs, block):
     return block
 
 
-def shaken(module):
-    """Weights and biases that are all different, where torch starts with zeros and ones."""
+def randomise(module):
+    """All weights and biases random: torch starts some with zeros and ones."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(rand(*parameter.shape, seed=number) * 0.4)
@@ -60,9 +60,9 @@ def shaken(module):
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_a_block_is_torchs_encoder_layer(norm_first, activation):
+def test_a_block_equals_torchs_encoder_layer(norm_first, activation):
     theirs = nn.TransformerEncoderLayer(SIZE, HEADS, HIDDEN, 0.0, activation, batch_first=True, norm_first=norm_first)
-    theirs = shaken(theirs)
+    theirs = randomise(theirs)
     feed_forward = FeedForward(SIZE, HIDDEN, activation=getattr(functional, activation))
     residual = pre_norm if norm_first else post_norm
     ours = like_torch(theirs, Block(MultiHeadAttention(SIZE, HEADS), feed_forward, residual=residual).double())
@@ -70,15 +70,15 @@ def test_a_block_is_torchs_encoder_layer(norm_first, activation):
     hidden = torch.arange(LENGTH) >= lengths[:, None]
     future = ~torch.ones(LENGTH, LENGTH).tril().bool()
     expected = theirs(x, src_mask=future, src_key_padding_mask=hidden)
-    found = ours(x, mask=masks.both(masks.causal, masks.padding(lengths)))
-    assert_close(found, expected)
-    assert_close(gradients([found], [x]), gradients([expected], [x]))
+    result = ours(x, mask=masks.both(masks.causal, masks.padding(lengths)))
+    assert_close(result, expected)
+    assert_close(gradients([result], [x]), gradients([expected], [x]))
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_block_with_cross_attention_is_torchs_decoder_layer(norm_first):
+def test_a_block_with_cross_attention_equals_torchs_decoder_layer(norm_first):
     theirs = nn.TransformerDecoderLayer(SIZE, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=norm_first)
-    theirs = shaken(theirs)
+    theirs = randomise(theirs)
     block = Block(
         MultiHeadAttention(SIZE, HEADS),
         FeedForward(SIZE, HIDDEN, activation=torch.relu),
@@ -91,15 +91,15 @@ def test_a_block_with_cross_attention_is_torchs_decoder_layer(norm_first):
     future = ~torch.ones(LENGTH, LENGTH).tril().bool()
     hidden = torch.arange(MEMORY) >= lengths[:, None]
     expected = theirs(x, memory, tgt_mask=future, memory_key_padding_mask=hidden)
-    found = ours(x, memory, mask=masks.causal, memory_mask=masks.padding(lengths))
-    assert_close(found, expected)
-    assert_close(gradients([found], [x, memory]), gradients([expected], [x, memory]))
+    result = ours(x, memory, mask=masks.causal, memory_mask=masks.padding(lengths))
+    assert_close(result, expected)
+    assert_close(gradients([result], [x, memory]), gradients([expected], [x, memory]))
 
 
 def test_a_block_in_the_style_of_llama():
     attention = MultiHeadAttention(SIZE, 6, kv_heads=2, positions=Rotary(2), bias=False)
     block = Block(attention, FeedForward(SIZE, HIDDEN, activation=swiglu, bias=False), norm=nn.RMSNorm)
-    block = shaken(block)
+    block = randomise(block)
     x = rand(BATCH, LENGTH, SIZE)
 
     def norm(module, rows):
@@ -115,7 +115,7 @@ def make(**options):
     return lambda: Block(MultiHeadAttention(SIZE, HEADS), FeedForward(SIZE, HIDDEN), **options)
 
 
-def test_stacks_are_their_blocks_one_after_the_other():
+def test_stacks_apply_their_blocks_in_order():
     encoder = Encoder(3, make(), norm=nn.LayerNorm(SIZE)).double()
     x, lengths = rand(BATCH, LENGTH, SIZE), torch.tensor([2, 5])
     rows = x
@@ -130,7 +130,7 @@ def test_stacks_are_their_blocks_one_after_the_other():
     assert_close(decoder(x), rows)
 
 
-def test_an_encoder_is_permutation_equivariant_and_a_decoder_does_not_see_the_future():
+def test_an_encoder_is_permutation_equivariant_and_a_decoder_causal():
     x, order = rand(BATCH, LENGTH, SIZE), torch.tensor([3, 0, 4, 1, 2])
     encoder, decoder = Encoder(2, make()).double(), Decoder(2, make()).double()
     assert_close(encoder(x[:, order]), encoder(x)[:, order])
@@ -139,7 +139,7 @@ def test_an_encoder_is_permutation_equivariant_and_a_decoder_does_not_see_the_fu
     assert (encoder(x)[:, :3] - encoder(changed)[:, :3]).abs().max() > 1e-3
 
 
-def test_one_seed_gives_one_result_and_evaluation_none_of_it():
+def test_dropout_is_reproducible_and_off_in_evaluation():
     model = Decoder(2, make(dropout=0.2))
     x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
     torch.manual_seed(2)
@@ -152,7 +152,7 @@ def test_one_seed_gives_one_result_and_evaluation_none_of_it():
 
 
 @pytest.mark.parametrize("residual", [pre_norm, post_norm])
-def test_look_says_what_each_block_looks_at(residual):
+def test_look_returns_the_weights_of_each_block(residual):
     encoder = Encoder(2, make(residual=residual)).double()
     x = rand(BATCH, LENGTH, SIZE)
     first, second = encoder.blocks
@@ -160,11 +160,11 @@ def test_look_says_what_each_block_looks_at(residual):
     expected = [first.attention.look(norms[0](x)), second.attention.look(norms[1](first(x)))]
     assert_close(encoder.look(x), expected)
     assert_close(first.look(x), expected[0])
-    assert_close([found.weight for found in encoder.look(x, top=2)], [w.topk(2).values for w in expected])
+    assert_close([result.weight for result in encoder.look(x, top=2)], [w.topk(2).values for w in expected])
     decoder = Decoder(2, make(residual=residual, cross=MultiHeadAttention(SIZE, HEADS))).double()
-    found = decoder.look(x, rand(BATCH, MEMORY, SIZE))
-    assert [w.shape for w in found] == [(BATCH, HEADS, LENGTH, LENGTH)] * 2
-    assert found[1].triu(1).abs().max() == 0
+    result = decoder.look(x, rand(BATCH, MEMORY, SIZE))
+    assert [w.shape for w in result] == [(BATCH, HEADS, LENGTH, LENGTH)] * 2
+    assert result[1].triu(1).abs().max() == 0
 
 
 def test_sizes_may_be_numpys():
@@ -217,18 +217,18 @@ def test_sizes_may_be_numpys():
         ),
     ],
 )
-def test_what_does_not_fit_is_said(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_a_stack_is_given_what_makes_its_blocks():
+def test_a_stack_needs_a_function_that_makes_blocks():
     with pytest.raises(TypeError, match=r"must make a new block each time it is called, lambda: Block\(…\)"):
         Encoder(2, Block(MultiHeadAttention(8, heads=2), FeedForward(8)))
 
 
 class Shifted(nn.Linear):
-    """A linear map that does more, as an adapter does."""
+    """A linear map with an addition, like an adapter."""
 
     def forward(self, x):
         return super().forward(x) + 1.0
@@ -268,9 +268,9 @@ def run_steps(model, x, **more):
 )
 def test_the_fast_path_gives_what_the_blocks_give(parts, batch):
     model, x = fast_decoder(**parts), rand(batch, LENGTH, WIDE)
-    found, cache = run_steps(model, x)
+    result, cache = run_steps(model, x)
     assert cache.fast_blocks.blocks
-    assert_close(found, model(x))
+    assert_close(result, model(x))
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_the_fast_path_gives_what_the_blocks_give(parts, batch):
 )
 def test_blocks_that_are_not_standard_are_called(parts):
     model, x = fast_decoder(**parts), rand(3, LENGTH, WIDE)
-    found, cache = run_steps(model, x)
+    result, cache = run_steps(model, x)
     assert not cache.fast_blocks.blocks
-    assert_close(found, model(x))
+    assert_close(result, model(x))
 
 
 def test_what_replaces_a_linear_map_is_called():
@@ -305,10 +305,10 @@ def test_the_fast_path_is_left_when_hooks_or_training_begin_midway():
         model(x[:, :1], cache=cache)
         assert cache.fast_blocks.is_usable()
         handle = model.blocks[1].feed_forward.register_forward_hook(lambda *_: calls.append(1))
-        found = model(x[:, 1:2], cache=cache)
+        result = model(x[:, 1:2], cache=cache)
         handle.remove()
         assert calls == [1]
-        assert_close(found, model(x[:, :2])[:, 1:])
+        assert_close(result, model(x[:, :2])[:, 1:])
         everywhere = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(2))
         model(x[:, 2:3], cache=cache)
         everywhere.remove()

@@ -1,4 +1,4 @@
-"""Self-attention on a grid beside the formula, cell by cell."""
+"""Self-attention on a grid equals the formula, cell by cell."""
 
 import pytest
 import torch
@@ -16,13 +16,13 @@ def plain(layer, x, heads, allowed=None):
     rows = x.flatten(2).transpose(1, 2)  # [batch, cells, channels]
     weight, bias = layer.input.weight.flatten(1), layer.input.bias
     query, key, value = (rows @ weight.T + bias).chunk(3, dim=-1)
-    answers = []
+    outputs = []
     for q, k, v in zip(*(part.chunk(heads, dim=-1) for part in (query, key, value)), strict=True):
         logits = q @ k.mT / q.shape[-1] ** 0.5
         if allowed is not None:
             logits = logits.masked_fill(~allowed, -torch.inf)
-        answers.append(logits.softmax(-1) @ v)
-    out = torch.cat(answers, dim=-1) @ layer.output.weight.flatten(1).T + layer.output.bias
+        outputs.append(logits.softmax(-1) @ v)
+    out = torch.cat(outputs, dim=-1) @ layer.output.weight.flatten(1).T + layer.output.bias
     return x + layer.gain * out.transpose(1, 2).reshape(x.shape)
 
 
@@ -32,13 +32,13 @@ def test_it_is_the_formula_in_value_and_gradient(size, heads):
     with torch.no_grad():
         layer.gain.fill_(0.7)
     x = rand(BATCH, CHANNELS, HEIGHT, WIDTH).requires_grad_()
-    found, expected = layer(x), plain(layer, x, heads)
-    assert_close(found, expected)
+    result, expected = layer(x), plain(layer, x, heads)
+    assert_close(result, expected)
     tensors = [x, *layer.parameters()]
-    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    assert_close(gradients([result], tensors), gradients([expected], tensors))
 
 
-def test_it_starts_as_the_identity_and_can_leave_it():
+def test_it_starts_as_the_identity_and_has_a_gradient():
     layer, x = ConvSelfAttention(CHANNELS).double(), rand(BATCH, CHANNELS, HEIGHT, WIDTH)
     assert torch.equal(layer(x), x)
     (layer(x) * rand(BATCH, CHANNELS, HEIGHT, WIDTH, seed=3)).sum().backward()
@@ -57,7 +57,7 @@ def test_any_grid_and_a_mask_over_cells():
     assert_close(layer(x, mask=masks.window(2)), plain(layer, x, HEADS, near))
 
 
-def test_look_says_which_cells():
+def test_look_returns_the_weights_of_the_cells():
     layer, x = ConvSelfAttention(CHANNELS, SIZE, HEADS).double(), rand(BATCH, CHANNELS, HEIGHT, WIDTH)
     weight = layer.look(x)
     assert weight.shape == (BATCH, HEADS, 21, 21)
@@ -82,6 +82,6 @@ def test_look_says_which_cells():
         (lambda: ConvSelfAttention(5)("grid"), TypeError, "x must be a torch tensor, got str"),
     ],
 )
-def test_what_does_not_fit_is_said(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()

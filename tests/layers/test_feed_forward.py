@@ -1,4 +1,4 @@
-"""Feed-forward and dropout beside their formulas, in value, gradient and what they keep."""
+"""Feed-forward and dropout equal their formulas in value and gradient; what they store for backward."""
 
 import pytest
 import torch
@@ -29,16 +29,16 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_feed_forward_is_the_formula_in_value_and_gradient(name, bias, rows, monkeypatch):
-    monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 5 * HIDDEN)  # several portions, the last one short
+    monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 5 * HIDDEN)  # several chunks, the last one short
     activation = ACTIVATIONS[name]
     layer = FeedForward(SIZE, HIDDEN, activation=activation, bias=bias).double()
     x = rand(2, rows, SIZE).requires_grad_()
     hidden = x @ layer.input.weight.T + (layer.input.bias if bias else 0.0)
     expected = activation(hidden) @ layer.output.weight.T + (layer.output.bias if bias else 0.0)
-    found = layer(x)
-    assert_close(found, expected)
+    result = layer(x)
+    assert_close(result, expected)
     tensors = [x, *layer.parameters()]
-    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    assert_close(gradients([result], tensors), gradients([expected], tensors))
     with torch.no_grad():
         assert_close(layer(x), expected)
 
@@ -49,15 +49,15 @@ def test_the_gate_of_llama():
     assert FeedForward(6, 5, activation=swiglu).input.weight.shape == (10, 6)
 
 
-def test_feed_forward_keeps_what_goes_into_the_activation_and_not_what_comes_out(monkeypatch):
+def test_feed_forward_stores_the_input_of_the_activation_and_not_its_output(monkeypatch):
     monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 2 * HIDDEN)
-    layer, x, kept = FeedForward(SIZE, HIDDEN), rand(BATCH, LENGTH, SIZE, dtype=torch.float32), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    layer, x, stored = FeedForward(SIZE, HIDDEN), rand(BATCH, LENGTH, SIZE, dtype=torch.float32), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
         layer(x.requires_grad_())
-    assert sum(t.shape == (BATCH, LENGTH, HIDDEN) for t in kept) == 1
+    assert sum(t.shape == (BATCH, LENGTH, HIDDEN) for t in stored) == 1
 
 
-def test_feed_forward_gives_gradients_only_where_they_are_wanted(monkeypatch):
+def test_feed_forward_computes_only_the_gradients_that_are_required(monkeypatch):
     monkeypatch.setattr("regard.ops.recomputed_linear.CACHE", 2 * HIDDEN)
     layer, x = FeedForward(SIZE, HIDDEN).double(), rand(LENGTH, SIZE)
     layer.requires_grad_(False)
@@ -68,20 +68,20 @@ def test_feed_forward_gives_gradients_only_where_they_are_wanted(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dropout_drops_its_share_scales_the_rest_and_gives_their_gradient(dtype):
+def test_dropout_drops_its_fraction_and_scales_the_rest_in_value_and_gradient(dtype):
     drop, x, branch = Dropout(0.3), rand(7, 300, 11, dtype=dtype), rand(7, 300, 11, seed=1, dtype=dtype)
     x.requires_grad_()
     branch.requires_grad_()
-    found = drop.add(x, branch)
-    kept = (found - x).detach().abs() > 1e-9
+    result = drop.add(x, branch)
+    kept = (result - x).detach().abs() > 1e-9
     assert abs(kept.double().mean() - 0.7) < 0.01
-    for axis in range(3):  # no row, column or sequence is dropped more than another
+    for axis in range(3):  # in all rows, columns and sequences alike
         others = [i for i in range(3) if i != axis]
-        share = kept.double().mean(others)
-        assert (share - 0.7).abs().max() < 5 * (0.21 / (kept.numel() / kept.shape[axis])) ** 0.5
+        fraction = kept.double().mean(others)
+        assert (fraction - 0.7).abs().max() < 5 * (0.21 / (kept.numel() / kept.shape[axis])) ** 0.5
     expected = x + torch.where(kept, branch / 0.7, 0.0)
-    assert_close(found, expected)
-    assert_close(gradients([found], [x, branch]), gradients([expected], [x, branch]))
+    assert_close(result, expected)
+    assert_close(gradients([result], [x, branch]), gradients([expected], [x, branch]))
     torch.manual_seed(4)
     alone = drop(branch)
     kept = alone != 0
@@ -92,7 +92,7 @@ def test_dropout_drops_its_share_scales_the_rest_and_gives_their_gradient(dtype)
     assert not torch.equal(drop(branch), alone)
 
 
-def test_dropout_is_that_of_the_engines(monkeypatch):
+def test_dropout_uses_the_hash_of_the_engines(monkeypatch):
     from regard.compiled import dropout_hash as dropout
     from regard.ops import hashed_dropout as residual
 
@@ -114,7 +114,7 @@ def test_dropout_is_that_of_the_engines(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(3,), (0, 4), (4, 0), (1, 1)])
-def test_dropout_of_little_and_of_all(shape):
+def test_dropout_of_small_and_empty_tensors(shape):
     x = rand(*shape)
     assert Dropout(0.5)(x).shape == shape
     assert_close(Dropout(1.0)(x), torch.zeros(shape).double())
@@ -124,17 +124,17 @@ def test_dropout_of_little_and_of_all(shape):
 
 
 def test_dropout_stores_no_mask():
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    stored = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
         Dropout(0.5).add(rand(3, 4).requires_grad_(), rand(3, 4).requires_grad_())
-    assert kept == []
+    assert stored == []
 
 
-def test_a_forward_of_its_own_and_backward_hooks_are_heard():
+def test_a_replaced_forward_and_hooks_of_the_output_are_called():
     layer, x = FeedForward(SIZE, HIDDEN), torch.randn(BATCH, LENGTH, SIZE)
     expected, heard = layer(x), []
     forward = layer.output.forward
-    layer.output.forward = lambda x: 3 * forward(x)  # as accelerate's hooks have it
+    layer.output.forward = lambda x: 3 * forward(x)  # as accelerate does
     assert_close(layer(x), 3 * expected)
     del layer.output.forward
     handle = layer.output.register_full_backward_hook(lambda *given: heard.append("backward"))

@@ -1,4 +1,4 @@
-"""Several heads beside the formula, torch's own layer, and what they promise."""
+"""Several heads equal the formula and torch's layer."""
 
 import copy
 import pickle
@@ -27,14 +27,14 @@ def plain(layer, x, source, values, allowed=None):
     query, key, value = (
         rows @ weight.T + bias for rows, weight, bias in zip((x, source, values), weights, biases, strict=True)
     )
-    size, answers = layer.head_size, []
+    size, outputs = layer.head_size, []
     for head in range(layer.heads):
         own, shared = head * size, head // (layer.heads // layer.kv_heads) * size
         logits = query[..., own : own + size] @ key[..., shared : shared + size].mT / size**0.5
         if allowed is not None:
             logits = logits.masked_fill(~allowed, -torch.inf)
-        answers.append(logits.softmax(-1) @ value[..., shared : shared + size])
-    return layer.output(torch.cat(answers, dim=-1))
+        outputs.append(logits.softmax(-1) @ value[..., shared : shared + size])
+    return layer.output(torch.cat(outputs, dim=-1))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -42,10 +42,10 @@ def plain(layer, x, source, values, allowed=None):
 def test_self_attention_is_the_formula_in_value_and_gradient(options, bias):
     layer, x = MultiHeadAttention(SIZE, HEADS, bias=bias, **options).double(), rand(BATCH, QUERIES, SIZE)
     x.requires_grad_()
-    found, expected = layer(x), plain(layer, x, x, x)
-    assert_close(found, expected)
+    result, expected = layer(x), plain(layer, x, x, x)
+    assert_close(result, expected)
     tensors = [x, *layer.parameters()]
-    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    assert_close(gradients([result], tensors), gradients([expected], tensors))
     allowed = torch.ones(QUERIES, QUERIES).tril().bool()
     assert_close(layer(x, mask=masks.causal), plain(layer, x, x, x, allowed))
 
@@ -60,14 +60,14 @@ def test_cross_attention_is_the_formula_in_value_and_gradient(options):
     source = rand(BATCH, KEYS, layer.key_size, seed=1).requires_grad_()
     values = rand(BATCH, KEYS, layer.value_size, seed=2).requires_grad_()
     tensors = [x, source, values, *layer.parameters()]
-    found, expected = layer(x, source, values), plain(layer, x, source, values)
-    assert_close(found, expected)
-    assert_close(gradients([found], tensors), gradients([expected], tensors))
+    result, expected = layer(x, source, values), plain(layer, x, source, values)
+    assert_close(result, expected)
+    assert_close(gradients([result], tensors), gradients([expected], tensors))
     if layer.key_size == layer.value_size:
         assert_close(layer(x, source), plain(layer, x, source, source))
 
 
-def test_one_head_is_the_single_head():
+def test_one_head_equals_attention():
     many, single = MultiHeadAttention(SIZE, 1).double(), Attention(SIZE).double()
     with torch.no_grad():
         for part, weight, bias in zip(
@@ -90,30 +90,30 @@ def test_it_is_permutation_equivariant_without_positions():
 
 @pytest.mark.parametrize("positions", [None, Rotary(4)], ids=["none", "rotary"])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_under_a_causal_mask_the_past_does_not_see_the_future(positions, dropout):
+def test_under_a_causal_mask_outputs_do_not_depend_on_later_rows(positions, dropout):
     layer = MultiHeadAttention(SIZE, HEADS, positions=positions, dropout=dropout).double()
     x = rand(BATCH, QUERIES, SIZE)
     changed = torch.cat([x[:, :3], rand(BATCH, 2, SIZE, seed=9)], dim=1)
-    answers = []
+    outputs = []
     for rows in (x, changed):
         torch.manual_seed(1)
-        answers.append(layer(rows, mask=masks.causal))
-    assert torch.equal(answers[0][:, :3], answers[1][:, :3])
-    assert (answers[0][:, 3:] - answers[1][:, 3:]).abs().max() > 1e-3
+        outputs.append(layer(rows, mask=masks.causal))
+    assert torch.equal(outputs[0][:, :3], outputs[1][:, :3])
+    assert (outputs[0][:, 3:] - outputs[1][:, 3:]).abs().max() > 1e-3
 
 
-def test_padding_is_not_seen():
+def test_padding_has_no_influence():
     layer, x, lengths = MultiHeadAttention(SIZE, HEADS).double(), rand(BATCH, QUERIES, SIZE), torch.tensor([3, 5])
     padded = torch.cat([x, rand(BATCH, 2, SIZE, seed=5)], dim=1)
-    found = layer(padded, mask=masks.padding(lengths))
+    result = layer(padded, mask=masks.padding(lengths))
     for sequence, length in enumerate(lengths):
-        assert_close(found[sequence, :length], layer(x[sequence : sequence + 1, :length])[0])
+        assert_close(result[sequence, :length], layer(x[sequence : sequence + 1, :length])[0])
     both = masks.both(masks.causal, masks.padding(lengths))
     allowed = (torch.arange(7) <= torch.arange(7)[:, None]) & (torch.arange(7) < lengths[:, None, None])
     assert_close(layer(padded, mask=both), plain(layer, padded, padded, padded, allowed))
 
 
-def test_look_gives_each_heads_weights():
+def test_look_returns_the_weights_of_each_head():
     layer = MultiHeadAttention(SIZE, HEADS, kv_heads=1, positions=Rotary(4)).double()
     x = rand(BATCH, QUERIES, SIZE)
     weight = layer.look(x, mask=masks.causal)
@@ -140,7 +140,7 @@ def test_another_score_on_each_head():
 def test_from_torch_and_back_gives_the_same_outputs(sizes, batch_first, bias):
     theirs = nn.MultiheadAttention(SIZE, HEADS, bias=bias, batch_first=batch_first, **sizes).double()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # torch starts biases at 0, which would hide a mistake
+        for parameter in theirs.parameters():  # torch starts biases at 0, which would hide errors
             parameter.copy_(rand(*parameter.shape, seed=4))
     ours = MultiHeadAttention.from_torch(theirs)
     x = rand(BATCH, QUERIES, SIZE).requires_grad_()
@@ -150,9 +150,9 @@ def test_from_torch_and_back_gives_the_same_outputs(sizes, batch_first, bias):
     hidden = torch.arange(KEYS) >= torch.tensor([4, 7])[:, None]
     expected, weights = theirs(*given, key_padding_mask=hidden, average_attn_weights=False)
     expected = expected if batch_first else expected.transpose(0, 1)
-    found = ours(x, source, values, mask=masks.padding(torch.tensor([4, 7])))
-    assert_close(found, expected)
-    assert_close(gradients([found], [x, source, values]), gradients([expected], [x, source, values]))
+    result = ours(x, source, values, mask=masks.padding(torch.tensor([4, 7])))
+    assert_close(result, expected)
+    assert_close(gradients([result], [x, source, values]), gradients([expected], [x, source, values]))
     assert_close(ours.look(x, source, mask=masks.padding(torch.tensor([4, 7]))), weights)
     back = ours.to_torch(batch_first=batch_first)
     assert_close(back.state_dict(), theirs.state_dict(), rtol=0, atol=0)
@@ -160,7 +160,7 @@ def test_from_torch_and_back_gives_the_same_outputs(sizes, batch_first, bias):
     assert_close(back(*given)[0], theirs(*given)[0], rtol=0, atol=0)
 
 
-def test_from_torch_keeps_mode_dropout_and_dtype_and_shares_nothing():
+def test_from_torch_keeps_mode_dropout_and_dtype_and_copies_weights():
     theirs = nn.MultiheadAttention(SIZE, HEADS, dropout=0.3).eval()
     ours = MultiHeadAttention.from_torch(theirs)
     assert not ours.training
@@ -173,7 +173,7 @@ def test_from_torch_keeps_mode_dropout_and_dtype_and_shares_nothing():
 
 
 @pytest.mark.parametrize("sizes", [{}, {"kdim": KEY_SIZE, "vdim": VALUE_SIZE}], ids=str)
-def test_from_torch_and_back_draw_nothing_and_keep_what_learns(sizes):
+def test_from_torch_and_back_leave_the_generator_and_keep_requires_grad(sizes):
     theirs = nn.MultiheadAttention(SIZE, HEADS, **sizes)
     for number, parameter in enumerate(theirs.parameters()):
         parameter.requires_grad_(number % 2 == 0)
@@ -181,18 +181,18 @@ def test_from_torch_and_back_draw_nothing_and_keep_what_learns(sizes):
     ours = MultiHeadAttention.from_torch(theirs)
     back = ours.to_torch()
     assert torch.equal(torch.get_rng_state(), before)
-    kept = {name: parameter.requires_grad for name, parameter in theirs.named_parameters()}
-    assert {name: parameter.requires_grad for name, parameter in back.named_parameters()} == kept
-    assert ours.output.weight.requires_grad == kept["out_proj.weight"]
-    assert ours.output.bias.requires_grad == kept["out_proj.bias"]
+    requires_grad = {name: parameter.requires_grad for name, parameter in theirs.named_parameters()}
+    assert {name: parameter.requires_grad for name, parameter in back.named_parameters()} == requires_grad
+    assert ours.output.weight.requires_grad == requires_grad["out_proj.weight"]
+    assert ours.output.bias.requires_grad == requires_grad["out_proj.bias"]
     if sizes:
         parts = {"q_proj_weight": ours.query, "k_proj_weight": ours.key, "v_proj_weight": ours.value}
         for name, part in parts.items():
-            assert part.weight.requires_grad == kept[name]
-            assert part.bias.requires_grad == kept["in_proj_bias"]
+            assert part.weight.requires_grad == requires_grad[name]
+            assert part.bias.requires_grad == requires_grad["in_proj_bias"]
     else:
-        assert ours.input.weight.requires_grad == kept["in_proj_weight"]
-        assert ours.input.bias.requires_grad == kept["in_proj_bias"]
+        assert ours.input.weight.requires_grad == requires_grad["in_proj_weight"]
+        assert ours.input.bias.requires_grad == requires_grad["in_proj_bias"]
 
 
 x3 = rand(2, 5, 12)
@@ -252,13 +252,13 @@ x3 = rand(2, 5, 12)
         (lambda: MultiHeadAttention(12, 3, score=scores.dot).to_torch(), ValueError, "score=dot"),
     ],
 )
-def test_what_does_not_fit_is_said(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
 class Adapted(nn.Module):
-    """A linear map with something beside it, as LoRA has it: it also has the weight of the one within."""
+    """A linear map with another beside it, like LoRA; it has the weight of the first."""
 
     def __init__(self, base):
         super().__init__()
@@ -277,7 +277,7 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_what_is_put_in_the_place_of_the_projections_is_called(values):
+def test_what_replaces_the_projections_is_called(values):
     layer = MultiHeadAttention(SIZE, HEADS).double()
     x, source, others = rand(BATCH, QUERIES, SIZE), rand(BATCH, KEYS, SIZE, seed=1), rand(BATCH, KEYS, SIZE, seed=2)
     given = (source, others) if values else (source,)
@@ -293,22 +293,22 @@ def test_what_is_put_in_the_place_of_the_projections_is_called(values):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
-def test_norms_of_weights_learn_in_cross_attention():
+def test_weight_norm_is_trained_in_cross_attention():
     layer, x, source = MultiHeadAttention(SIZE, HEADS), torch.randn(2, 3, SIZE), torch.randn(2, 5, SIZE)
     nn.utils.weight_norm(layer.input)
-    for _ in range(2):  # the second would go through the graph of the first
+    for _ in range(2):  # the second must not use the graph of the first
         layer(x, source).square().sum().backward()
     assert layer.input.weight_g.grad.abs().sum() > 0
 
 
-def test_hooks_hear_of_cross_attention():
+def test_hooks_are_called_in_cross_attention():
     layer, heard = MultiHeadAttention(SIZE, HEADS), []
     layer.input.register_forward_hook(lambda module, inputs, out: heard.append(out.shape[1]))
     layer(torch.randn(2, QUERIES, SIZE), torch.randn(2, KEYS, SIZE))
     assert heard == [QUERIES, KEYS]
 
 
-def test_a_copy_has_the_very_score():
+def test_a_copy_has_the_same_score():
     layer = MultiHeadAttention(SIZE, HEADS)
     again = copy.deepcopy(layer)
     assert again.attend.score is scores.scaled_dot
@@ -319,7 +319,7 @@ def test_a_copy_has_the_very_score():
         assert type(pickle.loads(pickle.dumps(other))) is type(other)
 
 
-def test_one_query_of_a_group_meets_a_source_that_is_shared():
+def test_one_query_of_a_group_attends_to_a_shared_source():
     layer = MultiHeadAttention(SIZE, 6, kv_heads=2, head_size=4).double()
     x, source = rand(5, 1, SIZE), rand(1, KEYS, SIZE, seed=1)
     assert_close(layer(x, source), layer(x, source.expand(5, KEYS, SIZE)))

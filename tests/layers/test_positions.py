@@ -1,4 +1,4 @@
-"""Positions beside their formulas, written out a number at a time."""
+"""Positions equal their formulas, written out number by number."""
 
 import cmath
 import math
@@ -30,7 +30,7 @@ def test_sinusoidal_takes_any_length_and_both_precisions():
     assert far.dtype == torch.float32
 
 
-def test_learned_adds_its_rows_and_says_when_they_end():
+def test_learned_positions_are_added_and_longer_sequences_raise():
     positions = LearnedPositions(7, 3).double()
     x = rand(2, 5, 3)
     assert_close(positions(x, 2), x + positions.weight[2:7])
@@ -44,26 +44,26 @@ def test_learned_adds_its_rows_and_says_when_they_end():
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("start", [0, 67])
-def test_rotary_turns_points_in_the_plane(interleaved, start):
+def test_rotary_rotates_points_in_the_plane(interleaved, start):
     x = rand(2, 3, 5, 6).requires_grad_()
     expected, still = torch.empty_like(x).detach(), x.detach()
     for t in range(5):
         for i in range(3):
             one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + 3)
-            turned = cmath.exp(1j * (start + t) * 100.0 ** (-2 * i / 6))
+            rotation = cmath.exp(1j * (start + t) * 100.0 ** (-2 * i / 6))
             for a in range(2):
                 for b in range(3):
-                    point = complex(still[a, b, t, one], still[a, b, t, two]) * turned
+                    point = complex(still[a, b, t, one], still[a, b, t, two]) * rotation
                     expected[a, b, t, one], expected[a, b, t, two] = point.real, point.imag
     rotary = Rotary(6, base=100.0, interleaved=interleaved)
-    found = rotary.rotate(x, start)
-    assert_close(found, expected)
-    # A turn keeps lengths, so its gradient is the turn back: that of ½‖turned‖² is x itself.
-    assert_close(torch.autograd.grad(found.square().sum() / 2, x)[0], x)
+    result = rotary.rotate(x, start)
+    assert_close(result, expected)
+    # A rotation keeps norms, so its gradient is the inverse rotation: that of ½‖rotated‖² is x itself.
+    assert_close(torch.autograd.grad(result.square().sum() / 2, x)[0], x)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_scores_know_the_distance_alone(interleaved):
+def test_rotary_scores_depend_on_the_distance_only(interleaved):
     rotary, query, key = Rotary(8, interleaved=interleaved), rand(1, 8), rand(1, 8, seed=3)
     scores = [(rotary.rotate(query, t + 4) * rotary.rotate(key, t)).sum() for t in (0, 1, 500)]
     assert_close(scores[1], scores[0])
@@ -71,30 +71,30 @@ def test_rotary_scores_know_the_distance_alone(interleaved):
     assert abs((rotary.rotate(query, 5) * rotary.rotate(key, 0)).sum() - scores[0]) > 1e-3
 
 
-def test_stretched_positions_by_their_definition():
-    """Speeds of fast pairs stay, those of slow ones are divided, and in between rounds say how much."""
-    known, slow, fast, factor = 23, 0.4, 2.5, 7.0
-    rotary = Rotary(10, base=50.0, scaling=RotaryScaling(factor, trained_length=known, slow=slow, fast=fast))
+def test_rotary_scaling_by_its_definition():
+    """Frequencies of fast pairs stay, slow ones are divided, those between are interpolated."""
+    trained_length, slow, fast, factor = 23, 0.4, 2.5, 7.0
+    rotary = Rotary(10, base=50.0, scaling=RotaryScaling(factor, trained_length=trained_length, slow=slow, fast=fast))
     x = rand(3, 10)
     kinds = set()
     for pair in range(5):
-        speed = 50.0 ** (-2 * pair / 10)
-        rounds = known * speed / (2 * math.pi)
-        kept = 1.0 if rounds >= fast else 0.0 if rounds <= slow else (rounds - slow) / (fast - slow)
-        kinds.add(kept if kept in (0.0, 1.0) else 0.5)
-        angle = 9 * (kept * speed + (1 - kept) * speed / factor)
-        found = rotary.rotate(x, 7)[2, [pair, pair + 5]]
+        frequency = 50.0 ** (-2 * pair / 10)
+        turns = trained_length * frequency / (2 * math.pi)
+        unscaled = 1.0 if turns >= fast else 0.0 if turns <= slow else (turns - slow) / (fast - slow)
+        kinds.add(unscaled if unscaled in (0.0, 1.0) else 0.5)
+        angle = 9 * (unscaled * frequency + (1 - unscaled) * frequency / factor)
+        result = rotary.rotate(x, 7)[2, [pair, pair + 5]]
         first, second = x[2, pair], x[2, pair + 5]
         want = [
             first * math.cos(angle) - second * math.sin(angle),
             first * math.sin(angle) + second * math.cos(angle),
         ]
-        assert_close(found, torch.stack(want))
+        assert_close(result, torch.stack(want))
     assert kinds == {0.0, 0.5, 1.0}
     assert "scaling=RotaryScaling(factor=7.0, trained_length=23, slow=0.4, fast=2.5)" in repr(rotary)
 
 
-def test_rotary_tables_made_in_inference_mode_serve_training():
+def test_rotary_tables_made_in_inference_mode_work_in_training():
     rotary = Rotary(4, base=77.0)
     with torch.inference_mode():
         rotary.rotate(rand(3, 4), 0)
@@ -111,7 +111,7 @@ def test_alibi_slopes_are_the_papers(heads, exponents):
     assert_close(Alibi(heads).slopes.flatten(), torch.tensor([2.0**-e for e in exponents]))
 
 
-def test_alibi_is_taken_off_the_scores():
+def test_alibi_is_subtracted_from_the_scores():
     layer = MultiHeadAttention(6, 2, positions=Alibi(2)).double()
     x = rand(2, 5, 6)
     query, key, value = layer.input(x).view(2, 5, 3, 2, 3).permute(2, 0, 3, 1, 4)
@@ -126,14 +126,14 @@ def test_alibi_is_taken_off_the_scores():
 
 
 @pytest.mark.parametrize("positions", [Rotary(4), Rotary(4, interleaved=True), Alibi(3)])
-def test_with_positions_the_order_counts(positions):
+def test_with_positions_the_order_matters(positions):
     order, x = torch.tensor([3, 0, 4, 1, 2]), rand(2, 5, 12)
     without, with_them = MultiHeadAttention(12, 3).double(), MultiHeadAttention(12, 3, positions=positions).double()
     assert_close(without(x[:, order]), without(x)[:, order])
     assert (with_them(x[:, order]) - with_them(x)[:, order]).abs().max() > 1e-4
 
 
-def test_anything_with_the_two_methods_will_do():
+def test_any_object_with_the_two_methods_works():
     class Doubled:
         def rotate(self, x, start):
             return 2 * x
@@ -167,13 +167,13 @@ def test_anything_with_the_two_methods_will_do():
         (lambda: Sinusoidal(3)(rand(2)), r"x must be \[..., length, 3\], got \[2\]"),
     ],
 )
-def test_what_does_not_fit_is_said(call, message):
+def test_wrong_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_tables_of_a_functionalized_call_are_not_kept():
-    """Its tensors stand in for others, and would for ever."""
+def test_tables_of_a_functionalized_call_are_not_cached():
+    """Its tensors are stand-ins for others, and must not be used later."""
     rotary, x = Rotary(6, base=317.0), torch.randn(1, 2, 7, 6)
     torch.func.functionalize(lambda x: rotary.rotate(x, 0))(x)
     assert not torch._is_functional_tensor(rotary.rotate(x, 0))

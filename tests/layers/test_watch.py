@@ -1,4 +1,4 @@
-"""What layers look at while a model runs, and that watching changes nothing."""
+"""`watch` records the weights of all kinds of attention layers, and changes no outputs."""
 
 import copy
 import subprocess
@@ -29,7 +29,7 @@ BATCH, LENGTH, MEMORY, SIZE, HEADS = 2, 5, 7, 12, 3
 
 
 class Model(nn.Module):
-    """One of each of ours."""
+    """One of each of our attention layers."""
 
     def __init__(self):
         super().__init__()
@@ -63,63 +63,63 @@ NAMES = [
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("top", [None, 2])
-def test_outputs_do_not_change_to_the_bit_and_nothing_stays_behind(top, training):
+def test_outputs_do_not_change_and_nothing_stays_in_the_model(top, training):
     model = Model().double().train(training)
     torch.manual_seed(5)
     before = model(*given())
     torch.manual_seed(5)
-    with regard.watch(model, top=top) as seen:
+    with regard.watch(model, top=top) as records:
         during = model(*given())
     assert all(torch.equal(a, b) for a, b in zip(before, during, strict=True))
-    assert list(seen) == NAMES
-    assert all(len(found) == 1 for found in seen.values())
+    assert list(records) == NAMES
+    assert all(len(result) == 1 for result in records.values())
     assert not any(module._forward_pre_hooks or "forward" in vars(module) for module in model.modules())
     model(*given())
-    assert all(len(found) == 1 for found in seen.values())
+    assert all(len(result) == 1 for result in records.values())
 
 
-def test_what_is_recorded_is_what_the_layers_look_at():
+def test_records_are_the_weights_of_the_layers():
     model, (grid, x, memory) = Model().double().eval(), given()
-    with regard.watch(model) as seen, regard.watch(model, top=3) as best:
+    with regard.watch(model) as records, regard.watch(model, top=3) as best:
         model(grid, x, memory)
-    assert_close(seen["grid"][0], model.grid.look(grid))
-    assert_close(seen["single"][0], model.single.look(x))
+    assert_close(records["grid"][0], model.grid.look(grid))
+    assert_close(records["single"][0], model.single.look(x))
     middle = model.other(model.single(x), memory)
     block = model.stack.blocks[0]
-    assert_close(seen["stack.blocks.0.attention"][0], block.look(middle, mask=masks.causal))
-    weight = seen["stack.blocks.1.cross"][0]
+    assert_close(records["stack.blocks.0.attention"][0], block.look(middle, mask=masks.causal))
+    weight = records["stack.blocks.1.cross"][0]
     assert weight[0, :, :, 3:].abs().max() == 0
     for name in NAMES:
-        assert_close(best[name][0].weight, seen[name][0].topk(3).values)
-        assert not seen[name][0].requires_grad
+        assert_close(best[name][0].weight, records[name][0].topk(3).values)
+        assert not records[name][0].requires_grad
 
 
-def test_chosen_layers_each_time_they_run():
+def test_chosen_layers_are_recorded_each_time_they_run():
     model = Model().double().eval()
-    with regard.watch(model, layers=["stack.blocks.1.attention", "single"]) as seen:
+    with regard.watch(model, layers=["stack.blocks.1.attention", "single"]) as records:
         model(*given())
         model(*given())
-    assert list(seen) == ["stack.blocks.1.attention", "single"]
-    assert [len(found) for found in seen.values()] == [2, 2]
+    assert list(records) == ["stack.blocks.1.attention", "single"]
+    assert [len(result) for result in records.values()] == [2, 2]
     alone = SelfAttention(SIZE)
-    with regard.watch(alone) as seen:
+    with regard.watch(alone) as records:
         alone(torch.randn(3, SIZE))
-    assert list(seen) == [""]
+    assert list(records) == [""]
 
 
-def test_cached_keys_are_seen_too():
+def test_cached_keys_are_recorded_too():
     model = Decoder(1, lambda: Block(MultiHeadAttention(SIZE, HEADS, kv_heads=1), FeedForward(SIZE))).double().eval()
     x, cache = rand(BATCH, LENGTH, SIZE), model.cache(LENGTH)
-    with torch.inference_mode(), regard.watch(model) as seen:
+    with torch.inference_mode(), regard.watch(model) as records:
         for t in range(LENGTH):
             model(x[:, t : t + 1], cache=cache)
     whole = model.look(x)[0]
-    assert len(seen["blocks.0.attention"]) == LENGTH
-    for t, found in enumerate(seen["blocks.0.attention"]):
-        assert_close(found, whole[:, :, t : t + 1, : t + 1])
+    assert len(records["blocks.0.attention"]) == LENGTH
+    for t, result in enumerate(records["blocks.0.attention"]):
+        assert_close(result, whole[:, :, t : t + 1, : t + 1])
 
 
-def test_watching_keeps_no_graph_and_a_failure_cleans_up():
+def test_records_have_no_graph_and_an_error_cleans_up():
     model = Encoder(1, lambda: Block(MultiHeadAttention(SIZE, HEADS), FeedForward(SIZE))).double()
     with pytest.raises(ValueError, match="x must be"), regard.watch(model):
         model(rand(2, 3))
@@ -128,10 +128,10 @@ def test_watching_keeps_no_graph_and_a_failure_cleans_up():
         theirs(*[torch.randn(2, 3, 4)] * 3)
     assert not any(m._forward_pre_hooks or "forward" in vars(m) for m in (*model.modules(), *theirs.modules()))
     x = rand(BATCH, LENGTH, SIZE).requires_grad_()
-    with regard.watch(model) as seen:
+    with regard.watch(model) as records:
         model(x).sum().backward()
     assert x.grad is not None
-    assert not seen["blocks.0.attention"][0].requires_grad
+    assert not records["blocks.0.attention"][0].requires_grad
 
 
 HIDDEN = torch.arange(LENGTH) >= torch.tensor([3, 5])[:, None]
@@ -155,17 +155,17 @@ BIAS = rand(LENGTH, LENGTH, dtype=torch.float32)
     ],
     ids=lambda call: "-".join(call) or "plain",
 )
-def test_torchs_attention_is_watched_and_gives_the_same_to_the_bit(call, options, batch_first, training):
+def test_torchs_attention_is_recorded_and_its_outputs_do_not_change(call, options, batch_first, training):
     theirs = nn.MultiheadAttention(SIZE, 2, batch_first=batch_first, **options).train(training)
     x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
     x = x if batch_first else x.transpose(0, 1)
     with torch.inference_mode(not training):
         before = theirs(x, x, x, **call)[0]
-        with regard.watch(theirs) as seen, regard.watch(theirs, top=2) as best:
+        with regard.watch(theirs) as records, regard.watch(theirs, top=2) as best:
             during = theirs(x, x, x, **call)[0]
         weight = theirs(x, x, x, **{**call, "need_weights": True, "is_causal": False}, average_attn_weights=False)[1]
     assert torch.equal(before, during)
-    assert_close(seen[""][0], weight)
+    assert_close(records[""][0], weight)
     assert_close(best[""][0].weight, weight.topk(2).values)
 
 
@@ -173,9 +173,9 @@ def test_torchs_attention_to_another_input_of_another_size_and_without_a_batch()
     theirs = nn.MultiheadAttention(SIZE, HEADS, kdim=5, vdim=7)
     query, key, value = torch.randn(4, SIZE), torch.randn(6, 5), torch.randn(6, 7)
     hidden = torch.tensor([False] * 5 + [True])
-    with regard.watch(theirs) as seen, regard.watch(theirs, top=2) as best:
+    with regard.watch(theirs) as records, regard.watch(theirs, top=2) as best:
         weight = theirs(query, key, value=value, key_padding_mask=hidden, average_attn_weights=False)[1]
-    assert_close(seen[""][0], weight)
+    assert_close(records[""][0], weight)
     assert_close(best[""][0].weight, weight.topk(2).values)
 
 
@@ -189,14 +189,14 @@ def test_torchs_encoder_layer_on_its_fast_path(call, training, norm_first):
         torch.manual_seed(1)
         before = layer(x, **call)
         torch.manual_seed(1)
-        with regard.watch(layer) as seen:
+        with regard.watch(layer) as records:
             during = layer(x, **call)
         rows = layer.norm1(x) if norm_first else x
         masking = {"key_padding_mask": call.get("src_key_padding_mask"), "attn_mask": call.get("src_mask")}
         weight = layer.self_attn.eval()(rows, rows, rows, average_attn_weights=False, **masking)[1]
     assert torch.equal(before, during)
-    assert_close(seen["self_attn"][0], weight)
-    assert len(seen["self_attn"]) == 1
+    assert_close(records["self_attn"][0], weight)
+    assert len(records["self_attn"]) == 1
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -206,17 +206,17 @@ def test_torchs_encoder_with_nested_tensors():
     x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
     with torch.inference_mode():
         before = encoder(x, src_key_padding_mask=HIDDEN)
-        with regard.watch(encoder) as seen:
+        with regard.watch(encoder) as records:
             during = encoder(x, src_key_padding_mask=HIDDEN)
         weight = encoder.layers[0].self_attn(x, x, x, key_padding_mask=HIDDEN, average_attn_weights=False)[1]
     assert torch.equal(before, during)
-    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert list(records) == ["layers.0.self_attn", "layers.1.self_attn"]
     for sequence, length in enumerate((3, 5)):
-        assert_close(seen["layers.0.self_attn"][0][sequence, :, :length], weight[sequence, :, :length])
+        assert_close(records["layers.0.self_attn"][0][sequence, :, :length], weight[sequence, :, :length])
 
 
 class Own(nn.MultiheadAttention):
-    """torch's attention with arguments of its own, which turns what it is given."""
+    """torch's attention with other arguments, which flips its input."""
 
     def forward(self, rows, *, hidden=None):
         turned = rows.flip(-1)
@@ -224,14 +224,14 @@ class Own(nn.MultiheadAttention):
 
 
 class OwnLayer(nn.TransformerEncoderLayer):
-    """torch's layer with arguments of its own."""
+    """torch's layer with other arguments."""
 
     def forward(self, rows, hidden=None):
         return super().forward(rows.flip(-1), src_key_padding_mask=hidden)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_subclasses_of_torchs_layers_have_the_arguments_they_like(training):
+def test_subclasses_of_torchs_layers_may_have_other_arguments(training):
     x = rand(BATCH, LENGTH, SIZE, dtype=torch.float32)
     turned = x.flip(-1)
     heads = Own(SIZE, 2, batch_first=True).train(training)
@@ -239,29 +239,29 @@ def test_subclasses_of_torchs_layers_have_the_arguments_they_like(training):
     original = nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward
     with torch.inference_mode(not training):
         before = heads(x, hidden=HIDDEN), layer(x, HIDDEN)
-        with regard.watch(heads) as seen, regard.watch(heads, top=2) as best, regard.watch(layer) as inside:
+        with regard.watch(heads) as records, regard.watch(heads, top=2) as best, regard.watch(layer) as inside:
             during = heads(x, hidden=HIDDEN), layer(x, HIDDEN)
         assert original == (nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward)
-        for one, attention in ((seen[""], heads), (inside["self_attn"], layer.self_attn)):
+        for one, attention in ((records[""], heads), (inside["self_attn"], layer.self_attn)):
             weight = nn.MultiheadAttention.forward(
                 attention, turned, turned, x, key_padding_mask=HIDDEN, average_attn_weights=False
             )[1]
             assert len(one) == 1
             assert_close(one[0], weight)
-    assert_close(best[""][0].weight, seen[""][0].topk(2).values)
+    assert_close(best[""][0].weight, records[""][0].topk(2).values)
     assert_close(during, before, rtol=0, atol=0)
     assert not any("forward" in vars(module) for module in (*heads.modules(), *layer.modules()))
 
 
-def test_attention_that_never_comes_by_torchs_is_not_passed_over_in_silence():
+def test_attention_that_cannot_be_recorded_warns():
     class Alone(nn.MultiheadAttention):
         def forward(self, query, key, value):
             return value, None
 
     alone = Alone(SIZE, 2)
-    with regard.watch(alone) as seen, pytest.warns(UserWarning, match="Alone overrides forward .* not recorded"):
+    with regard.watch(alone) as records, pytest.warns(UserWarning, match="Alone overrides forward .* not recorded"):
         alone(*[torch.randn(3, SIZE)] * 3)
-    assert seen == {"": []}
+    assert records == {"": []}
 
 
 @pytest.mark.parametrize("make", [nn.MultiheadAttention, Own])
@@ -271,26 +271,26 @@ def test_watches_may_end_in_any_order(make, order):
     rows = torch.randn(BATCH, LENGTH, SIZE)
     given = [rows] if make is Own else [rows] * 3
     watches = [regard.watch(theirs, top=top) for top in (None, 1, 2)]
-    seen = [one.__enter__() for one in watches]
+    records = [one.__enter__() for one in watches]
     theirs(*given)
     for number, which in enumerate(order):
         watches[which].__exit__(None, None, None)
         theirs(*given)
-        assert len(seen[which][""]) == number + 1  # what it saw until it ended
-    assert sorted(len(one[""]) for one in seen) == [1, 2, 3]
+        assert len(records[which][""]) == number + 1  # the calls until it ended
+    assert sorted(len(one[""]) for one in records) == [1, 2, 3]
     assert "forward" not in vars(theirs)
 
 
-def test_who_wraps_a_watched_layer_is_left_alone():
+def test_a_wrapper_around_a_watched_layer_stays():
     theirs = nn.MultiheadAttention(SIZE, 2).eval()
     calls = []
     watching = regard.watch(theirs)
-    seen = watching.__enter__()
+    records = watching.__enter__()
     inner = theirs.forward
     theirs.forward = lambda *args: calls.append(1) or inner(*args)
     watching.__exit__(None, None, None)
     theirs(*[torch.randn(3, SIZE)] * 3)
-    assert (calls, seen) == ([1], {"": []})
+    assert (calls, records) == ([1], {"": []})
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_who_wraps_a_watched_layer_is_left_alone():
         ),
     ],
 )
-def test_what_does_not_fit_is_said(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -316,7 +316,7 @@ def test_importing_regard_does_not_import_the_layers():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_one_name_is_no_list_of_layers():
+def test_layers_must_be_a_list():
     with (
         pytest.raises(TypeError, match="must be a list of names, got the text 'self_attn': put it in a list"),
         regard.watch(nn.TransformerEncoderLayer(8, 2), layers="self_attn"),
@@ -324,15 +324,15 @@ def test_one_name_is_no_list_of_layers():
         pass
 
 
-def test_a_mask_of_another_dtype_an_empty_batch_and_keywords_are_no_reason_to_stop():
+def test_masks_of_another_dtype_empty_batches_and_keywords_work():
     heads = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64).eval()
     x, mask = torch.randn(3, 5, 8, dtype=torch.float64), nn.Transformer.generate_square_subsequent_mask(5)
-    with torch.no_grad(), regard.watch(heads) as seen:
+    with torch.no_grad(), regard.watch(heads) as records:
         heads(x, x, x, attn_mask=mask, need_weights=False)
         heads(x[:0], x[:0], x[:0])
         heads(x[:0], x[:0], x[:0], attn_mask=mask.double().expand(0, 5, 5))
-    assert (seen[""][0].triu(1) == 0).all()
-    assert seen[""][1].shape == seen[""][2].shape == (0, 2, 5, 5)
+    assert (records[""][0].triu(1) == 0).all()
+    assert records[""][1].shape == records[""][2].shape == (0, 2, 5, 5)
 
     class Named(nn.Module):
         def __init__(self):
@@ -343,26 +343,26 @@ def test_a_mask_of_another_dtype_an_empty_batch_and_keywords_are_no_reason_to_st
             return self.attend(query=x, key=x, value=x, mask=regard.masks.causal)
 
     model = Named()
-    with regard.watch(model) as seen:
+    with regard.watch(model) as records:
         model(torch.randn(2, 5, 8))
-    assert (seen[""][0].triu(1) == 0).all()
+    assert (records[""][0].triu(1) == 0).all()
 
 
 def test_a_copy_made_while_watching_is_not_watched():
     layer, x = SelfAttention(8), torch.randn(2, 5, 8)
-    with regard.watch(layer) as seen:
+    with regard.watch(layer) as records:
         layer(x)
         other = copy.deepcopy(layer)
     other(x)
-    assert len(seen[""]) == 1
+    assert len(records[""]) == 1
 
 
-def test_a_block_that_stands_in_several_places_is_looked_at_in_each():
+def test_a_block_used_several_times_is_recorded_each_time():
     one = Block(MultiHeadAttention(8, heads=2), FeedForward(8)).eval()
     encoder, x = Encoder(3, lambda: one), torch.randn(2, 5, 8)
     with torch.no_grad():
-        found = encoder.look(x)
-        assert len(found) == 3
-        for look in found:
+        result = encoder.look(x)
+        assert len(result) == 3
+        for look in result:
             assert_close(look, one.look(x))
             x = one(x)

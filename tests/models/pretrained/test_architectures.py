@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's layout, against `transformers` itself: outputs, attention maps, steps with a cache."""
+"""Models in Hugging Face's layout equal those of `transformers`: outputs, weights, steps with a cache."""
 
 import re
 from importlib import resources
@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from helpers.theirs import LLAMA3, ROOM, WORDS, altered, bert, gpt2, llama, reweighed, saved, transformers
+from helpers.hugging_face import (
+    CONTEXT,
+    LLAMA3,
+    WORDS,
+    bert,
+    change_settings,
+    change_weights,
+    gpt2,
+    llama,
+    save,
+    transformers,
+)
 from torch.testing import assert_close
 
 import regard
@@ -27,39 +38,39 @@ LANGUAGE = {
     "llama, all heads": lambda: llama(num_key_value_heads=6, head_dim=None, hidden_size=36, rms_norm_eps=0.1),
     "llama, biases": lambda: llama(attention_bias=True, mlp_bias=True, hidden_act="gelu_pytorch_tanh"),
     "llama, base": lambda: llama(rope_theta=100.0),
-    "llama, stretched": lambda: llama(rope_parameters={**LLAMA3, "rope_theta": 100.0}),
+    "llama, scaled": lambda: llama(rope_parameters={**LLAMA3, "rope_theta": 100.0}),
 }
 
 
 @pytest.mark.parametrize("make", LANGUAGE.values(), ids=LANGUAGE)
 @torch.inference_mode()
-def test_logits_and_attention_maps_are_theirs(make, tmp_path):
+def test_logits_and_weights_equal_those_of_transformers(make, tmp_path):
     theirs, tokens = make(), torch.randint(WORDS, (2, 11))
-    ours = load(saved(theirs, tmp_path))
+    ours = load(save(theirs, tmp_path))
     assert isinstance(ours, LanguageModel)
-    assert (ours.vocabulary, ours.context, ours.training) == (WORDS, ROOM, False)
+    assert (ours.vocabulary, ours.context, ours.training) == (WORDS, CONTEXT, False)
     want = theirs(tokens, output_attentions=True)
     assert want.logits.std() > 0.5
-    with regard.watch(ours) as seen:
+    with regard.watch(ours) as records:
         assert_close(ours(tokens), want.logits, **CLOSE)
-    assert len(seen) == len(want.attentions) == 3
-    for (found,), weights in zip(seen.values(), want.attentions, strict=True):
+    assert len(records) == len(want.attentions) == 3
+    for (result,), weights in zip(records.values(), want.attentions, strict=True):
         assert weights.std() > 0.05
-        assert_close(found, weights, **CLOSE)
+        assert_close(result, weights, **CLOSE)
 
 
 @pytest.mark.parametrize("make", LANGUAGE.values(), ids=LANGUAGE)
 @torch.inference_mode()
-def test_steps_with_a_cache_are_theirs(make, tmp_path):
+def test_steps_with_a_cache_equal_those_of_transformers(make, tmp_path):
     theirs, tokens = make(), torch.randint(WORDS, (3, 13))
-    ours = load(saved(theirs, tmp_path))
+    ours = load(save(theirs, tmp_path))
     cache = ours.begin(tokens[:, :5])
-    kept = theirs(tokens[:, :5], use_cache=True).past_key_values
-    for place in range(5, 13):
-        cache, found = ours.step(cache, tokens[:, place])
-        want = theirs(tokens[:, place : place + 1], past_key_values=kept, use_cache=True)
-        kept = want.past_key_values
-        assert_close(found, want.logits[:, -1].log_softmax(dim=-1), **CLOSE)
+    cached = theirs(tokens[:, :5], use_cache=True).past_key_values
+    for index in range(5, 13):
+        cache, result = ours.step(cache, tokens[:, index])
+        want = theirs(tokens[:, index : index + 1], past_key_values=cached, use_cache=True)
+        cached = want.past_key_values
+        assert_close(result, want.logits[:, -1].log_softmax(dim=-1), **CLOSE)
 
 
 ENCODERS = {
@@ -71,23 +82,23 @@ ENCODERS = {
 
 @pytest.mark.parametrize("make", ENCODERS.values(), ids=ENCODERS)
 @torch.inference_mode()
-def test_rows_and_attention_maps_of_an_encoder_are_theirs(make, tmp_path):
+def test_rows_and_weights_of_an_encoder_equal_those_of_transformers(make, tmp_path):
     theirs, tokens = make(), torch.randint(WORDS, (3, 11))
-    ours = load(saved(theirs, tmp_path))
+    ours = load(save(theirs, tmp_path))
     assert isinstance(ours, TextEncoder)
     lengths = torch.tensor([11, 7, 1])
     mask = (torch.arange(11) < lengths[:, None]).long()
     types = torch.randint(theirs.config.type_vocab_size, tokens.shape)
     want = theirs(tokens, attention_mask=mask, token_type_ids=types, output_attentions=True, output_hidden_states=True)
-    with regard.watch(ours) as seen:
+    with regard.watch(ours) as records:
         assert_close(ours(tokens, lengths, types), want.hidden_states[-1], **CLOSE)
-    for (found,), weights in zip(seen.values(), want.attentions, strict=True):
-        assert_close(found, weights, **CLOSE)
+    for (result,), weights in zip(records.values(), want.attentions, strict=True):
+        assert_close(result, weights, **CLOSE)
     assert_close(ours(tokens), theirs(tokens, output_hidden_states=True).hidden_states[-1], **CLOSE)
 
 
 def like_the_first_bert(weights):
-    """Its names, and what else was saved with it."""
+    """The names and extra buffers of the first BERT folders."""
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     named = {}
     for name, weight in weights.items():
@@ -95,14 +106,14 @@ def like_the_first_bert(weights):
             name = name.replace(new, before)
         named[f"bert.{name}"] = weight
     return named | {
-        "bert.embeddings.position_ids": torch.arange(ROOM)[None],
+        "bert.embeddings.position_ids": torch.arange(CONTEXT)[None],
         "cls.predictions.bias": torch.zeros(WORDS),
     }
 
 
 def like_the_first_gpt2(weights):
     named = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
-    masks = {"h.0.attn.bias": torch.ones(1, 1, ROOM, ROOM), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     return named | masks | {"lm_head.weight": named["wte.weight"].clone()}
 
 
@@ -114,33 +125,33 @@ def like_the_first_llama(weights):
 def test_names_and_buffers_of_older_folders(tmp_path):
     tokens = torch.randint(WORDS, (2, 11))
     theirs = bert()
-    folder = reweighed(saved(theirs, tmp_path / "bert"), like_the_first_bert)
-    ours = load(altered(folder, position_embedding_type="absolute"))
+    folder = change_weights(save(theirs, tmp_path / "bert"), like_the_first_bert)
+    ours = load(change_settings(folder, position_embedding_type="absolute"))
     assert_close(ours(tokens), theirs(tokens).last_hidden_state, **CLOSE)
 
     theirs = gpt2()
-    folder = reweighed(saved(theirs, tmp_path / "gpt2"), like_the_first_gpt2)
+    folder = change_weights(save(theirs, tmp_path / "gpt2"), like_the_first_gpt2)
     assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
 
     theirs = llama(rope_theta=100.0)
-    folder = reweighed(saved(theirs, tmp_path / "llama"), like_the_first_llama)
-    altered(folder, rope_parameters=None, rope_theta=100.0, mlp_bias=None)
+    folder = change_weights(save(theirs, tmp_path / "llama"), like_the_first_llama)
+    change_settings(folder, rope_parameters=None, rope_theta=100.0, mlp_bias=None)
     assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
-    altered(folder, rope_theta=None)  # where nothing is said, it is 10000
+    change_settings(folder, rope_theta=None)  # the default is 10000
     theirs = type(theirs).from_pretrained(folder, local_files_only=True).eval()
     assert theirs.config.rope_parameters["rope_theta"] == 10000
     assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
 
     theirs = llama(rope_parameters={**LLAMA3, "rope_theta": 100.0})
-    folder = saved(theirs, tmp_path / "llama 3.1")
-    altered(folder, rope_parameters=None, rope_theta=100.0, rope_scaling=LLAMA3)
+    folder = save(theirs, tmp_path / "llama 3.1")
+    change_settings(folder, rope_parameters=None, rope_theta=100.0, rope_scaling=LLAMA3)
     assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
 
 
 @torch.inference_mode()
-def test_shards_are_the_whole(tmp_path):
+def test_shards_load_like_one_file(tmp_path):
     theirs, tokens = llama(), torch.randint(WORDS, (2, 11))
-    saved(theirs, tmp_path, max_shard_size="20KB")
+    save(theirs, tmp_path, max_shard_size="20KB")
     assert not (tmp_path / "model.safetensors").exists()
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
     assert_close(load(tmp_path)(tokens), theirs(tokens).logits, **CLOSE)
@@ -149,25 +160,25 @@ def test_shards_are_the_whole(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_another_precision_are_used_in_float32(dtype, tmp_path):
     theirs = gpt2()
-    saved(theirs, tmp_path)
-    reweighed(tmp_path, lambda weights: {name: weight.to(dtype) for name, weight in weights.items()})
+    save(theirs, tmp_path)
+    change_weights(tmp_path, lambda weights: {name: weight.to(dtype) for name, weight in weights.items()})
     ours = load(tmp_path)
     assert {weight.dtype for weight in ours.parameters()} == {torch.float32}
     assert_close(ours.embedding.token.weight, theirs.transformer.wte.weight.to(dtype).float())
 
 
-def test_it_is_a_model_like_any_other(tmp_path):
-    saved(gpt2(attn_pdrop=0.11, resid_pdrop=0.22, embd_pdrop=0.33), tmp_path)
-    before = torch.get_rng_state()
+def test_dropout_gradients_and_generator(tmp_path):
+    save(gpt2(attn_pdrop=0.11, resid_pdrop=0.22, embd_pdrop=0.33), tmp_path)
+    generator = torch.get_rng_state()
     model = load(str(tmp_path))
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(generator, torch.get_rng_state())
     block = model.decoder.blocks[1]
-    found = block.attention.attend.dropout, block.dropout.dropout, model.embedding.dropout.dropout
-    assert found == (0.11, 0.22, 0.33)
-    kept = {name: weight.clone() for name, weight in model.state_dict().items()}
-    with (tmp_path / "model.safetensors").open("r+b") as file:  # nothing is read from the file any more
+    result = block.attention.attend.dropout, block.dropout.dropout, model.embedding.dropout.dropout
+    assert result == (0.11, 0.22, 0.33)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with (tmp_path / "model.safetensors").open("r+b") as file:  # the weights are copies, not views of the file
         file.write(bytes((tmp_path / "model.safetensors").stat().st_size))
-    assert_close(model.state_dict(), kept, rtol=0, atol=0)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
     model.loss(torch.randint(WORDS, (2, 7))).backward()
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.parameters())
 
@@ -197,25 +208,25 @@ def test_a_trained_sentence_encoder(minilm):
     counts = (torch.arange(tokens.shape[1]) < lengths[:, None])[..., None]
     theirs = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager", local_files_only=True).eval()
     want = theirs(tokens, attention_mask=counts[..., 0].long(), output_attentions=True)
-    with regard.watch(model) as seen:
-        found = model(tokens, lengths)
-    assert_close(found, want.last_hidden_state, **CLOSE)
-    for (weights,), wanted in zip(seen.values(), want.attentions, strict=True):
+    with regard.watch(model) as records:
+        result = model(tokens, lengths)
+    assert_close(result, want.last_hidden_state, **CLOSE)
+    for (weights,), wanted in zip(records.values(), want.attentions, strict=True):
         assert_close(weights, wanted, **CLOSE)
-    mean = torch.nn.functional.normalize((found * counts).sum(dim=1), dim=-1)
+    mean = torch.nn.functional.normalize((result * counts).sum(dim=1), dim=-1)
     near = mean @ mean.mT
     like, unlike = torch.stack([near[0, 1], near[2, 3]]), near[:2, 2:]
     assert like.min() > 0.5
     assert unlike.max() < 0.2
 
 
-def test_the_code_in_the_documents_runs(tmp_path, monkeypatch, capsys):
+def test_the_code_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     page = Path(__file__).parents[3] / "docs" / "pretrained.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
-    saved(gpt2(vocab_size=300, n_positions=64), "gpt2")
-    saved(bert(vocab_size=300), "all-MiniLM-L6-v2")
+    save(gpt2(vocab_size=300, n_positions=64), "gpt2")
+    save(bert(vocab_size=300), "all-MiniLM-L6-v2")
     words = tokenizers.ByteLevelBPETokenizer()
     words.train_from_iterator(blocks, vocab_size=300, show_progress=False)
     for folder in ("gpt2", "all-MiniLM-L6-v2"):

@@ -1,11 +1,11 @@
-"""Folders that are no model, or none that is supported: a clear error, which names what is wrong."""
+"""Wrong or unsupported folders raise an error that names what is wrong."""
 
 import json
 import re
 
 import pytest
 import torch
-from helpers.theirs import LLAMA3, WORDS, altered, bert, gpt2, llama, saved
+from helpers.hugging_face import LLAMA3, WORDS, bert, change_settings, gpt2, llama, save
 from safetensors.torch import load_file, save_file
 
 from regard.models.pretrained import load, tokenizer
@@ -47,7 +47,7 @@ WRONG_SETTINGS = [
 @pytest.mark.parametrize(("make", "settings", "message"), WRONG_SETTINGS, ids=range(len(WRONG_SETTINGS)))
 def test_settings_that_are_wrong_or_not_supported(make, settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        load(altered(saved(make(), tmp_path), **settings))
+        load(change_settings(save(make(), tmp_path), **settings))
 
 
 WRONG_WEIGHTS = [
@@ -80,7 +80,7 @@ WRONG_WEIGHTS = [
 
 @pytest.mark.parametrize(("make", "change", "message"), WRONG_WEIGHTS, ids=range(len(WRONG_WEIGHTS)))
 def test_weights_that_are_missing_left_over_or_of_another_shape(make, change, message, tmp_path):
-    saved(make(), tmp_path)
+    save(make(), tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     change(weights)
     save_file(weights, tmp_path / "model.safetensors")
@@ -88,7 +88,7 @@ def test_weights_that_are_missing_left_over_or_of_another_shape(make, change, me
         load(tmp_path)
 
 
-def test_folders_and_files_that_are_no_model(tmp_path):
+def test_folders_and_files_without_a_model(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not a model folder: no such file or folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"is not a model folder: it has no config.json"):
@@ -109,7 +109,7 @@ def test_folders_and_files_that_are_no_model(tmp_path):
 
 
 def test_a_pickle_is_never_read(tmp_path):
-    saved(gpt2(), tmp_path)
+    save(gpt2(), tmp_path)
     torch.save({}, tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"weights in pytorch_model.bin, which is a pickle .* with save_pretrained"):
@@ -118,17 +118,17 @@ def test_a_pickle_is_never_read(tmp_path):
         load(tmp_path / "pytorch_model.bin")
 
 
-def test_torn_and_missing_files(tmp_path):
+def test_truncated_and_missing_files(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     model = llama()
-    saved(model, whole)
+    save(model, whole)
     raw = (whole / "model.safetensors").read_bytes()
     for end in (0, 7, 100, len(raw) - 1):
         (whole / "model.safetensors").write_bytes(raw[:end])
         with pytest.raises(ValueError, match=r"model.safetensors cannot be read: "):
             load(whole)
 
-    saved(model, parts, max_shard_size="20KB")
+    save(model, parts, max_shard_size="20KB")
     index = parts / "model.safetensors.index.json"
     map_of = json.loads(index.read_text())["weight_map"]
     first = parts / map_of["model.norm.weight"]
@@ -153,7 +153,7 @@ def test_torn_and_missing_files(tmp_path):
             load(parts)
 
 
-def test_a_tokenizer_that_is_none(tmp_path):
+def test_files_that_are_not_a_tokenizer(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"there is no .*tokenizer.json: a tokenizer is a folder with tokenizer"
     ):

@@ -48,7 +48,7 @@ def read_model(path: Path) -> LanguageModel | TextEncoder:
         tensors[f"{name}.weight"] = functools.partial(read_floats, path, offset, shape)
         offset += 4 * math.prod(shape)
     if path.stat().st_size != offset:
-        raise ValueError(f"{path} must have {offset} bytes by its header, found {path.stat().st_size}")
+        raise ValueError(f"{path} must have {offset} bytes by its header, got {path.stat().st_size}")
     settings = {
         "vocab_size": abs(sizes["vocab_size"]),
         "max_position_embeddings": sizes["seq_len"],
@@ -102,7 +102,7 @@ def check_header(path: Path, header: bytes) -> None:
             "A .bin must be llama2.c's; for a model in Hugging Face's layout, give its folder"
         )
     if len(header) < HEADER.size:
-        raise ValueError(f"{path} must start with a header of {HEADER.size} bytes, found {len(header)}")
+        raise ValueError(f"{path} must start with a header of {HEADER.size} bytes, got {len(header)}")
     if header.startswith(VERSIONED):
         version = int.from_bytes(header[4:8], "little", signed=True)
         raise ValueError(
@@ -146,7 +146,7 @@ class BinTokenizer:
                 self.merges.setdefault(piece, (-score, number))
         self.mergeable = {number: piece for piece, (_, number) in self.merges.items()}  # id: piece
         if len(self.byte) < 256:
-            raise ValueError(f"{path} must have a piece <0x00> … <0xFF> for each of 256 bytes, found {len(self.byte)}")
+            raise ValueError(f"{path} must have a piece <0x00> … <0xFF> for each of 256 bytes, got {len(self.byte)}")
 
     def encode(self, text: str) -> list[int]:
         return [self.begin, *self._merge(" " + text)] if text else [self.begin]

@@ -1,4 +1,4 @@
-"""Small random models of `transformers`, saved as it saves them, and altered. Nothing is fetched."""
+"""Small random models of `transformers`, save by it, and changed. Nothing is downloaded."""
 
 import json
 import re
@@ -12,11 +12,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is what 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-WORDS, ROOM = 37, 19
-GPT2 = {"vocab_size": WORDS, "n_positions": ROOM, "n_embd": 30, "n_head": 5, "n_layer": 3, "n_inner": 53}
+WORDS, CONTEXT = 37, 19
+GPT2 = {"vocab_size": WORDS, "n_positions": CONTEXT, "n_embd": 30, "n_head": 5, "n_layer": 3, "n_inner": 53}
 BERT = {
     "vocab_size": WORDS,
-    "max_position_embeddings": ROOM,
+    "max_position_embeddings": CONTEXT,
     "hidden_size": 30,
     "num_attention_heads": 5,
     "num_hidden_layers": 3,
@@ -25,7 +25,7 @@ BERT = {
 }
 LLAMA = {
     "vocab_size": WORDS,
-    "max_position_embeddings": ROOM,
+    "max_position_embeddings": CONTEXT,
     "hidden_size": 42,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -43,8 +43,8 @@ LLAMA3 = {
 NONE = {"bos_token_id": None, "eos_token_id": None}
 
 
-def shaken(kind, config):
-    """A model of theirs whose weights are all random, norms and biases too, so that no swap can hide."""
+def randomise(kind, config):
+    """A model of transformers whose weights are all random, norms and biases too, so that no swap can hide."""
     model = kind(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -55,31 +55,31 @@ def shaken(kind, config):
 
 
 def gpt2(kind="GPT2LMHeadModel", **changes):
-    return shaken(getattr(transformers, kind), transformers.GPT2Config(**GPT2 | NONE | changes))
+    return randomise(getattr(transformers, kind), transformers.GPT2Config(**GPT2 | NONE | changes))
 
 
 def bert(kind="BertModel", **changes):
-    return shaken(getattr(transformers, kind), transformers.BertConfig(**BERT | changes))
+    return randomise(getattr(transformers, kind), transformers.BertConfig(**BERT | changes))
 
 
 def llama(kind="LlamaForCausalLM", **changes):
-    return shaken(getattr(transformers, kind), transformers.LlamaConfig(**LLAMA | NONE | changes))
+    return randomise(getattr(transformers, kind), transformers.LlamaConfig(**LLAMA | NONE | changes))
 
 
-def saved(model, folder, **how):
+def save(model, folder, **how):
     model.save_pretrained(folder, **how)
     return folder
 
 
-def altered(folder, **settings):
-    """The same folder with other settings; None takes one out."""
+def change_settings(folder, **settings):
+    """The same folder with other settings; None removes one."""
     path = Path(folder) / "config.json"
     values = json.loads(path.read_text()) | settings
     path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
     return folder
 
 
-def reweighed(folder, change):
+def change_weights(folder, change):
     """The same folder with its weights changed."""
     path = Path(folder) / "model.safetensors"
     save_file(change(load_file(path)), path)
