@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, dataclass_transform
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -32,6 +32,15 @@ REQUIRED: Any = dataclasses.MISSING
 METADATA = "setting"
 
 
+class Bounds(TypedDict, total=False):
+    """Bounds of a number. A whole number is at least 1 by default."""
+
+    at_least: float
+    above: float
+    at_most: float
+    below: float
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting as its class declares it."""
@@ -42,10 +51,7 @@ class Setting:
     optional: bool  # whether None is allowed
     default: object
     help: str
-    at_least: float | None
-    above: float | None
-    at_most: float | None
-    below: float | None
+    bounds: Bounds
     positional: bool
     check: Callable[[str, Any], object] | None  # raises where the type cannot say what must hold
     parse: Callable[[str], object] | None  # the value of an option, as typed
@@ -63,13 +69,13 @@ class Setting:
         ['a positive whole number', 'a number of at least 0 and below 1', 'fast or slow']
         """
         words = [str(choice) for choice in self.choices]
-        if int in self.kinds and (self.at_least, self.above, self.at_most, self.below) == (1, None, None, None):
+        number = "a number" if float in self.kinds else "a whole number" if int in self.kinds else ""
+        if number == "a whole number" and self.bounds == {"at_least": 1}:
             words.append("a positive whole number")
-        elif int in self.kinds or float in self.kinds:
-            bounds = ((self.above, "above"), (self.at_least, "of at least"), (self.below, "below"))
-            limits = [f"{word} {bound:g}" for bound, word in (*bounds, (self.at_most, "at most")) if bound is not None]
-            number = "number" if float in self.kinds else "whole number"
-            words.append(" ".join([f"a {number}", " and ".join(limits)]).strip())
+        elif number:
+            order = (("above", "above"), ("at_least", "of at least"), ("below", "below"), ("at_most", "at most"))
+            limits = [f"{word} {self.bounds[name]:g}" for name, word in order if name in self.bounds]  # type: ignore[literal-required]
+            words.append(f"{number} {' and '.join(limits)}".strip())
         if bool in self.kinds:
             words.append("True or False")
         if str in self.kinds:
@@ -99,13 +105,8 @@ class Setting:
 
     def within(self, value: float) -> bool:
         """Whether a number is finite and lies within the bounds."""
-        return (
-            math.isfinite(value)
-            and (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
-        )
+        hold = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+        return math.isfinite(value) and all(hold[name](value, self.bounds[name]) for name in self.bounds)  # type: ignore[literal-required]
 
     def verify(self, value: object) -> None:
         """Raise ValueError where a value is not allowed. A type that is not simple is left to `check`."""
@@ -123,29 +124,22 @@ def setting(
     default: Any,
     help: str,  # noqa: A002
     *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
     kw_only: bool = True,
     check: Callable[[str, Any], object] | None = None,
     parse: Callable[[str], object] | None = None,
     option: bool = True,
+    **bounds: Unpack[Bounds],
 ) -> Any:
     """A field of a class `with_settings`.
 
-    default    its default value, or `REQUIRED`. Type checkers know of it only if it is given by keyword (PEP 681)
+    default    its default value, or `REQUIRED`
     help       one line: it is shown in `--help`, in the class's docstring and in the docs
-    at_least, above, at_most, below   bounds of a number; a whole number is at least 1 by default
     kw_only    False: it may be given by position
     check      `(name, value)`, raises ValueError where the type and the bounds cannot say what must hold
     parse      turns the text of a command's option into a value, where the type is not simple
     option     False: the command line does not offer it
     """
-    declared = {
-        "help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
-        "positional": not kw_only, "check": check, "parse": parse, "option": option,
-    }  # fmt: skip
+    declared = {"help": help, "bounds": bounds, "check": check, "parse": parse, "option": option}
     return field(default=default, kw_only=kw_only, metadata={METADATA: declared})
 
 
@@ -180,12 +174,12 @@ def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting
             choices += typing.get_args(member)
         elif member is not type(None):
             kinds.append(member)
-    bounds = {name: declared[name] for name in ("at_least", "above", "at_most", "below")}
-    if int in kinds and all(bound is None for bound in bounds.values()):
-        bounds["at_least"] = 1
-    rest = {name: declared[name] for name in ("help", "positional", "check", "parse", "option")}
+    if int in kinds and not declared["bounds"]:
+        declared = {**declared, "bounds": {"at_least": 1}}
     optional = type(None) in _members(hint) or None in choices
-    return Setting(each.name, tuple(kinds), tuple(choices), optional, each.default, **bounds, **rest)
+    return Setting(
+        each.name, tuple(kinds), tuple(choices), optional, each.default, positional=not each.kw_only, **declared
+    )
 
 
 def _members(hint: object) -> list[object]:
