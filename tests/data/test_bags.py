@@ -25,10 +25,10 @@ def test_all_forms_give_the_same_bags():
         np.array(bags, dtype=object),
     ]
     for form in forms:
-        found = as_bags(form)
-        assert_array_equal(found.instances, np.concatenate(bags))
-        assert_array_equal(found.sizes, sizes)
-        assert found.instances.dtype == np.float64
+        result = as_bags(form)
+        assert_array_equal(result.instances, np.concatenate(bags))
+        assert_array_equal(result.sizes, sizes)
+        assert result.instances.dtype == np.float64
     assert as_bags(forms[2]).names.tolist() == names
     whole = equal_bags()
     assert_array_equal(as_bags(whole).instances, as_bags(list(whole)).instances)
@@ -38,20 +38,20 @@ def test_all_forms_give_the_same_bags():
 def test_rows_of_a_bag_are_gathered():
     bags = ragged_bags()
     frame = long_frame(bags, [f"m{index}" for index in range(len(bags))], seed=3)
-    found = as_bags(frame, by="molecule")
-    assert found.names.tolist() == [f"m{index}" for index in range(len(bags))]
-    for bag, theirs in zip(found, bags, strict=True):
+    result = as_bags(frame, by="molecule")
+    assert result.names.tolist() == [f"m{index}" for index in range(len(bags))]
+    for bag, theirs in zip(result, bags, strict=True):
         assert_array_equal(bag[0], theirs[0])
         assert_array_equal(np.sort(bag, axis=0), np.sort(theirs, axis=0))
-    assert_array_equal(frame.loc[found.rows, ["f0", "f1", "f2"]], found.instances)
+    assert_array_equal(frame.loc[result.rows, ["f0", "f1", "f2"]], result.instances)
 
 
 def test_frames_of_a_list_are_matched_by_their_columns():
     bags = [pd.DataFrame(bag, columns=["a", "b", "c"]) for bag in ragged_bags()]
     bags[1], bags[2] = bags[1][["c", "a", "b"]], bags[2][["b", "a", "c"]]
-    found = as_bags(bags)
-    assert_array_equal(found.instances, np.concatenate(ragged_bags()))
-    assert found.features == ("a", "b", "c")
+    result = as_bags(bags)
+    assert_array_equal(result.instances, np.concatenate(ragged_bags()))
+    assert result.features == ("a", "b", "c")
     numbered = [pd.DataFrame(bag) for bag in ragged_bags()]
     assert as_bags([*numbered, np.ones((2, 3))]).features is None  # pandas' default numbers are not names
     numbered[1] = numbered[1][[2, 0, 1]]
@@ -66,11 +66,11 @@ def test_bags_are_indexed_like_arrays():
     assert len(named) == len(list(named)) == named.shape[0] == 41
     for key in (slice(3, 30, 4), [5, 5, 2], np.arange(41) % 3 == 0, np.array([7, -1]), []):
         chosen = np.arange(41)[key]
-        found = named[key]
-        assert_array_equal(found.names, chosen * 10)
-        assert found.features == ("a", "b", "c")
-        assert len(found) == len(chosen)
-        for one, index in zip(found, chosen, strict=True):
+        result = named[key]
+        assert_array_equal(result.names, chosen * 10)
+        assert result.features == ("a", "b", "c")
+        assert len(result) == len(chosen)
+        for one, index in zip(result, chosen, strict=True):
             assert_array_equal(one, bags[index])
     with pytest.raises(IndexError):
         named[41]
@@ -88,9 +88,9 @@ def bags_with(index, row, value):
 
 def test_targets_of_rows_are_grouped_by_bag():
     bag = pd.Series(["b", "a", "b", "c"])
-    found = group_targets(pd.Series([1.5, 2.5, 1.5, 0.0], name="y"), bag)
-    assert found.to_dict() == {"b": 1.5, "a": 2.5, "c": 0.0}
-    assert list(found.index) == ["b", "a", "c"]
+    result = group_targets(pd.Series([1.5, 2.5, 1.5, 0.0], name="y"), bag)
+    assert result.to_dict() == {"b": 1.5, "a": 2.5, "c": 0.0}
+    assert list(result.index) == ["b", "a", "c"]
     with pytest.raises(ValueError, match="the same target, those of bag b have 'yes', 'no'"):
         group_targets(pd.Series(["yes", "no", "no", "yes"]), bag)
 

@@ -80,14 +80,7 @@ def check_noise(noise: float) -> None:
 
 
 class PlantedBags(NamedTuple):
-    """Bags, their noisy targets, and the u and v that the targets come from.
-
-    >>> import numpy as np
-    >>> sample = planted_bags(7, features=3, size=4, noise=0.0)
-    >>> X = sample.bags[0]
-    >>> bool(np.isclose(sample.y[0], sample.u @ X.T @ X @ sample.v))
-    True
-    """
+    """Bags, their noisy targets, and the u and v that the targets come from."""
 
     bags: Floats  # [count, size, features]
     y: Floats  # [count]

@@ -1,18 +1,13 @@
 """Charts of arrays; each function returns its axes. matplotlib is imported when a chart is drawn.
 
-`BLUE` … `VERMILION`, `GREY`, `INK`, `CYCLE` and `MARKERS` are the colours and markers of all charts.
+The colours `BLUE`, `VERMILION`, `GREY` and `CYCLE` and the `MARKERS` are those of all charts.
 """
 
 from regard.plots.charts import (
     BLUE,
     CYCLE,
-    GREEN,
     GREY,
-    INK,
     MARKERS,
-    ORANGE,
-    PURPLE,
-    SKY,
     VERMILION,
     alignment_map,
     error_curves,
@@ -27,13 +22,8 @@ from regard.plots.images import image_strip
 __all__ = [
     "BLUE",
     "CYCLE",
-    "GREEN",
     "GREY",
-    "INK",
     "MARKERS",
-    "ORANGE",
-    "PURPLE",
-    "SKY",
     "VERMILION",
     "alignment_map",
     "error_curves",

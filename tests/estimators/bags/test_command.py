@@ -47,10 +47,10 @@ def here(molecules, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_fit_predict_and_evidence_agree_with_python(here, molecules, suffix):
-    said = fit("--hidden-size", 8, "--heads", 2, "--epochs", 30, "--seed", 3, table=f"bags.{suffix}")
-    assert said.stdout == ""
+    result = fit("--hidden-size", 8, "--heads", 2, "--epochs", 30, "--seed", 3, table=f"bags.{suffix}")
+    assert result.stdout == ""
     old = molecules["molecule"] < "040"
-    assert said.stderr == f"BagClassifier on 40 bags, {old.sum()} rows, 3 columns → model\n"
+    assert result.stderr == f"BagClassifier on 40 bags, {old.sum()} rows, 3 columns → model\n"
 
     names = ["width", "molecule", "charge", "length"]
     label = molecules[old].groupby("molecule", sort=False)["active"].first()
@@ -64,10 +64,10 @@ def test_fit_predict_and_evidence_agree_with_python(here, molecules, suffix):
     np.testing.assert_array_equal(output["active"], model.predict(new))
     np.testing.assert_allclose(output[["p_no", "p_yes"]], model.predict_proba(new), rtol=1e-12)
 
-    seen = frame_of(run("evidence", "model", f"new.{suffix}", "--top", 2), dtype={"bag": str})
+    evidence = frame_of(run("evidence", "model", f"new.{suffix}", "--top", 2), dtype={"bag": str})
     expected = model.evidence(new, top=2).to_frame()
-    pd.testing.assert_frame_equal(seen, expected, check_dtype=False, rtol=1e-9)
-    np.testing.assert_array_equal(new.loc[seen["instance"], "molecule"], seen["bag"])  # rows count from 1
+    pd.testing.assert_frame_equal(evidence, expected, check_dtype=False, rtol=1e-9)
+    np.testing.assert_array_equal(new.loc[evidence["instance"], "molecule"], evidence["bag"])  # rows count from 1
 
 
 def test_names_that_look_like_numbers_stay_text(here):
@@ -86,8 +86,8 @@ def test_a_target_of_numbers_is_a_regression(here):
     assert list(output) == ["molecule", "energy"]
     truth = pd.read_csv("new.csv", dtype={"molecule": str}).groupby("molecule", sort=False)["energy"].first()
     np.testing.assert_allclose(output["energy"], truth, atol=0.1)  # it is a square of one feature
-    seen = frame_of(run("evidence", "model", "new.csv", "--top", 1))
-    assert "class" not in seen
+    evidence = frame_of(run("evidence", "model", "new.csv", "--top", 1))
+    assert "class" not in evidence
     assert "--proba is for classification" in refused("predict", "model", "new.csv", "--proba")
 
 
@@ -95,9 +95,9 @@ def test_two_numbers_give_a_hint_at_classes(here):
     table = pd.read_csv("bags.csv")
     table["active"] = (table["active"] == "yes").astype(int)
     table.to_csv("bags.csv", index=False)
-    said = fit("--epochs", 2).stderr.splitlines()
-    assert said[0] == "active holds the numbers 0 and 1: for classes, use --kind classification"
-    assert said[1].startswith("BagRegressor on 40 bags")
+    lines = fit("--epochs", 2).stderr.splitlines()
+    assert lines[0] == "active holds the numbers 0 and 1: for classes, use --kind classification"
+    assert lines[1].startswith("BagRegressor on 40 bags")
     assert fit("--epochs", 2, "--kind", "classification", "--class-weight", "balanced").stderr.startswith(
         "BagClassifier on 40 bags"
     )
@@ -166,15 +166,15 @@ def changed_flag(table):
 def test_a_seed_has_64_bits(here):
     fit("--epochs", 1, "--seed", 2**64 - 1)
     words = ("fit", "bags", "bags.csv", "--bag", "molecule", "--target", "active", "--out", "other")
-    assert "random_state, the seed, must be" in (said := refused(*words, "--seed", 2**64))
-    assert f"below 2**64, got {2**64}" in said
+    assert "random_state, the seed, must be" in (error := refused(*words, "--seed", 2**64))
+    assert f"below 2**64, got {2**64}" in error
 
 
 def test_evidence_plots_a_bag(here):
     fit("--epochs", 5)
-    said = run("evidence", "model", "new.csv", "--plot", "deep/why.png", "--row", 2, "--out", "why.csv")
+    result = run("evidence", "model", "new.csv", "--plot", "deep/why.png", "--row", 2, "--out", "why.csv")
     name = pd.read_csv("new.csv", dtype=str)["molecule"].unique()[1]
-    assert said.stderr == f"picture of bag {name} → deep/why.png\n"
+    assert result.stderr == f"picture of bag {name} → deep/why.png\n"
     assert matplotlib.image.imread("deep/why.png").std() > 0.05
     message = refused("evidence", "model", "new.csv", "--plot", "why.png", "--row", 21)
     assert "--row must be between 1 and 20, the number of bags in new.csv, got 21" in message
@@ -219,8 +219,8 @@ def first(values, value):
 )
 def test_an_error_is_one_line(here, columns, more, message):
     changed(**columns)
-    said = refused("fit", "bags", "bags.csv", "--bag", "molecule", "--target", "active", "--out", "model", *more)
-    assert re.search(message, said), said
+    error = refused("fit", "bags", "bags.csv", "--bag", "molecule", "--target", "active", "--out", "model", *more)
+    assert re.search(message, error), error
     assert not (here / "model").exists()
 
 

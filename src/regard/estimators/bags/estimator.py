@@ -211,7 +211,7 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         """u and v by L-BFGS, for a standardised y."""
         scaled = self._scaled(bags)
         if self.init == "spectral":
-            u, v = pair_of(ridge(scaled, y, None).weight)
+            u, v = pair_of(ridge(scaled, y, None))
         else:
             random = np.random.default_rng([seed_of(self.random_state), 1])
             u, v = random.normal(size=(2, self.n_features_in_)) / np.sqrt(self.n_features_in_)

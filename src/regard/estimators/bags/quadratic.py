@@ -22,7 +22,7 @@ if λ₋ = 0.
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import numpy as np
 from scipy.optimize import minimize
@@ -75,9 +75,10 @@ class QuadraticRegressor(RegressorOverBags):
         if self.rank is not None and self.rank > self.n_features_in_:
             raise ValueError(f"rank must be at most {self.n_features_in_}, the number of features, got {self.rank}")
         scaled = self._scaled(bags)
-        full = ridge(scaled, target, self.alpha)
-        self.solver_ = full.solver
-        weight = full.weight if self.rank is None else fit_rank(scaled, target, full.weight, self.rank, self.alpha)
+        self.solver_ = solver_for(bags)
+        weight = ridge(scaled, target, self.alpha, self.solver_)
+        if self.rank is not None:
+            weight = fit_rank(scaled, target, weight, self.rank, self.alpha)
         spread = self.scale_.spread
         self.weight_ = weight / spread / spread[:, None]
         self.intercept_ = float(np.mean(target - quadratic(bags, self.weight_)))
@@ -202,14 +203,6 @@ def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
     return Scale(centre, np.where(size > 0, size, 1.0))
 
 
-class Quadratic(NamedTuple):
-    """A fitted quadratic form."""
-
-    weight: Floats  # [d, d] symmetric
-    constant: float
-    solver: Solver
-
-
 def quadratic(bags: Bags, weight: Floats) -> Floats:
     """tr(XᵀX W) of each bag, [B]."""
     return bags.sums(instance_forms(bags, weight))
@@ -269,11 +262,10 @@ def solver_for(bags: Bags) -> Solver:
     return "primal" if size * (size + 1) // 2 <= len(bags) else "dual"
 
 
-def ridge(bags: Bags, y: Floats, alpha: float | None, solver: Solver | None = None) -> Quadratic:
-    """The form with the smallest squared error plus α‖W‖²_F; None: the alpha with the best leave-one-out error."""
+def ridge(bags: Bags, y: Floats, alpha: float | None, solver: Solver | None = None) -> Floats:
+    """W with the smallest squared error plus α‖W‖²_F, [d, d]; None: the alpha with the best leave-one-out error."""
     solver = solver or solver_for(bags)
-    weight = (primal if solver == "primal" else dual)(bags, y - y.mean(), alpha)
-    return Quadratic(weight, float(np.mean(y - quadratic(bags, weight))), solver)
+    return (primal if solver == "primal" else dual)(bags, y - y.mean(), alpha)
 
 
 def primal(bags: Bags, y: Floats, alpha: float | None) -> Floats:
