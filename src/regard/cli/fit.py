@@ -101,7 +101,7 @@ def fit_command(each: AnySubject) -> Command:
 
     signature = [
         inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(one), default=_default(one))
-        for one in sorted(_declared(each), key=lambda one: not one.positional)
+        for one in sorted(_declared(each), key=lambda one: not _is_argument(one))
     ]
     signature.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     fit.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ def _fit(each: AnySubject, ctx: typer.Context) -> None:
     given: dict[str, Any] = dict(ctx.params)
     out, quiet = given["out"], given["quiet"]
     saving.check_folder(out)
-    data = each.data(**{one.name: given[one.name] for one in settings_of(each.data)})
+    data = each.data(**{one.name: _value(one, given[one.name]) for one in settings_of(each.data)})
     settings: dict[str, Any] = {"random_state": given["seed"], "verbose": not quiet}
     for one in _settings(each):
         source = ctx.get_parameter_source(one.name)
@@ -156,7 +156,7 @@ def _option(one: Setting) -> Any:
         kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
     metavar = None if kind is bool else METAVARS[kind] if not one.choices else "WORD"
     choices = f": {', '.join(map(str, one.choices))}" if one.choices and one.parse is None else ""
-    if one.positional and one.name == "file":
+    if _is_argument(one):
         return Annotated[_optional(kind, one), typer.Argument(help=one.help, metavar="FILE")]
     shown = not any(one.default is none for none in (None, REQUIRED, False, ""))
     text = f"{one.help}{choices}" + (f" [{_words(one.default)}]" if shown else "")
@@ -165,6 +165,11 @@ def _option(one: Setting) -> Any:
         names = (f"{name}/--no-{name[2:]}",) if one.default else (name,)
         return Annotated[bool, typer.Option(*names, help=text, show_default=False)]
     return Annotated[_optional(kind, one), typer.Option(_typed(one), help=text, metavar=metavar, show_default=False)]
+
+
+def _is_argument(one: Setting) -> bool:
+    """Whether a setting is the command's argument, FILE; all others are options."""
+    return one.positional and one.name == "file"
 
 
 def _optional(kind: Any, one: Setting) -> Any:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating[Any]]
 
-SCALES = ("rank", "standard")
 MANY_CATEGORIES = 20
 """Number of categories up to which there is never a warning of too many."""
 QUANTILES = 1000
@@ -277,9 +276,7 @@ class Scale:
 
 
 def fit_scale(x: Reals, weight: Floats | None, name: str | None) -> Scale:
-    """The units of columns [n, d], by the name of a scale."""
-    if name not in (None, *SCALES):
-        raise ValueError(f"scale must be one of 'rank', 'standard' or None, got {name!r}")
+    """The units of columns [n, d], by the name of a scale: "standard", "rank" or None."""
     unchanged = np.zeros(x.shape[1]), np.ones(x.shape[1])
     if name is None or not x.shape[1]:
         return Scale(*unchanged)

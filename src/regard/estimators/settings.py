@@ -86,6 +86,7 @@ class Setting:
 
     def allows(self, value: object) -> bool:
         """Whether a value has the declared type and lies within the bounds."""
+        value = value.item() if isinstance(value, np.generic) else value  # a grid search may give NumPy's scalars
         if value is None:
             return self.optional
         if any(value == choice and type(value) is type(choice) for choice in self.choices):

@@ -16,7 +16,7 @@ at the best common factor, by Powell's method.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,21 @@ RIDGES = (1e-2, 1e-6, 1e-10)
 PAIRS, PAIRS_MANY_FACTORS = 1e9, 2.5e8
 """Number of pairs in one trial of a search, for one factor and for many. Of more rows, a random sample that fits is
 left out in turn."""
+
+
+def check_bandwidth(name: str, value: object) -> None:
+    """Raise on an unknown word. Numbers are checked when the columns are known."""
+    if isinstance(value, str) and value not in CHOICES:
+        raise ValueError(f"{name} must be a number, one per column, or one of {', '.join(CHOICES)}, got {value!r}")
+
+
+def parse_bandwidth(text: str) -> Bandwidth:
+    """A bandwidth as typed: a number, several, or a word."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        return cast(Bandwidth, text.strip())
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 class BandwidthChoice(NamedTuple):

@@ -5,44 +5,303 @@
 Every prediction can show its evidence: the training rows behind it, and their weights.
 """
 
+import math
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from regard.data.columns import Floats
+from regard.data.columns import Category, Columns, Floats, Scale, as_frame, find_columns, fit_scale
+from regard.engines.job import Plan
 from regard.estimators.common import all_or_nothing, restored_classes, saved_classes, target_names
-from regard.estimators.tables.bandwidth import Bandwidth
-from regard.estimators.tables.base import Kernel, KernelEstimator
-from regard.estimators.tables.evidence import Labels
-from regard.estimators.tables.smoother import marginal_effects
+from regard.estimators.evidence import check_memory, checked_top
+from regard.estimators.settings import Seeded, check_settings, saved_settings, seed_of, setting, with_settings
+from regard.estimators.tables.bandwidth import (
+    PAIRS_MANY_FACTORS,
+    Bandwidth,
+    apply_rule,
+    check_bandwidth,
+    choose_bandwidth,
+    left_out_rows,
+    parse_bandwidth,
+)
+from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
+from regard.estimators.tables.smoother import KERNELS, Rows, Smoother, marginal_effects
+from regard.saving import to_json, write_folder
+from regard.scores import Score
+
+Kernel = Literal["gaussian", "laplace", "epanechnikov", "boxcar", "tricube", "constant"] | Score
 
 
+def check_kernel(name: str, value: object) -> None:
+    """Raise unless a value is the name of a kernel, or a score."""
+    if not callable(value) and value not in (*KERNELS, "constant"):
+        raise ValueError(f"{name} must be {', '.join(KERNELS)}, constant, or a score of your own, got {value!r}")
+
+
+@with_settings
+class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
+    """What regression and classification share: the rows, the bandwidth, and the evidence."""
+
+    bandwidth: Bandwidth | None = setting(
+        None,
+        "a number, one per column, or scott, silverman, cv, aicc, learn; scott by default",
+        kw_only=False,
+        check=check_bandwidth,
+        parse=parse_bandwidth,
+    )
+    kernel: Kernel = setting("gaussian", "shape of the weights", check=check_kernel)
+    metric: Literal["scalar", "diagonal", "full"] = setting("scalar", "shape of a searched or learned bandwidth")
+    scale: Literal["rank", "standard"] | None = setting(None, "units of the numeric columns; unchanged by default")
+    categorical: Literal["dtype"] | Sequence[str | int] | None = setting(
+        "dtype", "categorical columns; by default those of a pandas frame that hold no numbers", option=False
+    )
+    ordered: Sequence[str | int] | None = setting(None, "columns whose categories have an order", option=False)
+    tol: float = setting(1e-6, "tolerance of predictions, in deviations of the target", at_least=0, below=1)
+
+    def _order(self) -> int:
+        """0: local average. 1: local line."""
+        return 0
+
+    def _read_table(self, X: ArrayLike) -> object:  # noqa: N803
+        """Check the settings, find the categorical columns, and return the table with their codes."""
+        check_settings(self)
+        table = as_frame(X)
+        self.columns_ = find_columns(table, self.categorical, self.ordered)
+        self.labels_ = row_labels(table)
+        return self.columns_.encode(table)
+
+    def _fit_rows(self, X: Floats, value: Floats, weight: Floats | None) -> Self:  # noqa: N803
+        """Store the rows, which are validated and encoded, and choose the bandwidth."""
+        self.X_ = X.copy()  # the caller may change its own later
+        self.row_index_ = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
+        weight = None if weight is None or (weight[self.row_index_] == 1).all() else weight[self.row_index_]
+        self.scale_ = fit_scale(X[self.row_index_][:, self.columns_.numbers], weight, self.scale)
+        bandwidth = self.bandwidth
+        if bandwidth is None:
+            bandwidth = 1.0 if callable(self.kernel) else "scott"
+        start = apply_rule(self._make_smoother(value[self.row_index_], weight), "scott")
+        self.smoother_, self.criterion_, self.history_ = choose_bandwidth(
+            start, self.columns_, bandwidth, self.metric, self._seed, self.verbose
+        )
+        return self
+
+    def _make_smoother(self, value: Floats, weight: Floats | None) -> Smoother:
+        """The rows of positive weight and their targets, without a bandwidth yet."""
+        categories = [self.columns_.categories[index] for index in self.columns_.codes]
+        return Smoother(
+            rows=self._rows(self.X_[self.row_index_]),
+            value=value,
+            weight=weight,
+            kernel=self.kernel,
+            bandwidth=np.ones(len(self.columns_.numbers)),
+            category_bandwidth=np.zeros(len(categories)),
+            ordered=np.array([category.ordered for category in categories], dtype=bool),
+            levels=np.array([len(category.values) for category in categories], dtype=float),
+            order=self._order(),
+            tolerance=float(self.tol),
+        )
+
+    def _rows(self, X: Floats) -> Rows:  # noqa: N803
+        """A validated and encoded table as the smoother takes it."""
+        return Rows(self.scale_(X[:, self.columns_.numbers]), X[:, self.columns_.codes])
+
+    def _encode(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """New rows, validated, with categories as codes."""
+        check_is_fitted(self, "smoother_")
+        table = as_frame(X)
+        if hasattr(table, "columns"):  # names first: a column in the wrong position may hold anything
+            validate_data(self, table, reset=False, skip_check_array=True)
+        encoded: Floats = validate_data(self, self.columns_.encode(table), reset=False, dtype=np.float64)
+        return encoded
+
+    def _query(self, X: ArrayLike) -> Rows:  # noqa: N803
+        """New rows as the smoother takes them."""
+        return self._rows(self._encode(X))
+
+    def _seed(self) -> int:
+        """One seed for all random numbers."""
+        return seed_of(self.random_state)
+
+    @property
+    def bandwidth_(self) -> Floats:
+        """One for each column (λ for a categorical one), or the matrix H of the numeric ones; in units of the scale."""
+        check_is_fitted(self, "smoother_")
+        smoother = self.smoother_
+        if smoother.bandwidth.ndim == 2:
+            return smoother.bandwidth
+        widths = np.empty(len(self.columns_.names))
+        widths[self.columns_.numbers] = smoother.bandwidth
+        widths[self.columns_.codes] = smoother.category_bandwidth
+        return widths
+
+    def _leave_one_out(self) -> tuple[Floats, Floats, Floats | None]:
+        """Targets of training rows, predictions from the others, and weights; a random sample of very many rows."""
+        check_is_fitted(self, "smoother_")
+        smoother = self.smoother_
+        if len(smoother.rows) < 2:
+            raise ValueError(f"leaving a row out needs two rows, got {len(smoother.rows)}")
+        rows = left_out_rows(smoother, PAIRS_MANY_FACTORS, self._seed())
+        mean, _ = smoother.predict(smoother.rows[rows], rows)
+        return smoother.value[rows], mean, None if smoother.weight is None else smoother.weight[rows]
+
+    def _warn_empty(self, log_weight: Floats) -> None:
+        """Warn of rows that see no training row."""
+        empty = int((log_weight == -math.inf).sum())
+        if empty:
+            known = "the average of all" if callable(self.kernel) else "the nearest one"
+            warnings.warn(
+                f"{empty} of {len(log_weight)} rows see no training row within the kernel's support, and are predicted"
+                f" by {known}; a wider bandwidth or kernel='gaussian' sees more",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def plan(self, X: ArrayLike) -> Plan:  # noqa: N803
+        """The engine that `predict` runs for these rows, and why."""
+        query = self._query(X)
+        return self.smoother_.plan(query)
+
+    def log_density(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """The log of the kernel density estimate, [m]: the amount of training data near each row.
+
+        Low where the model extrapolates, -inf where a kernel of bounded support sees no training row. It is the density
+        of the numeric columns in the units of `scale`, times the probability of the categories.
+        """
+        query = self._query(X)
+        smoother = self.smoother_
+        return smoother.log_density(smoother.pool(query, smoother.value[:, :1]).log_weight)
+
+    def evidence(self, X: ArrayLike, top: int | None = 5) -> Evidence:  # noqa: N803
+        """The training rows behind each prediction, by weight, and the weight of the rest.
+
+        With `top=None` all of them, sorted by weight; more than 2 GiB raise ValueError. The weights of a local linear
+        fit may be negative.
+        """
+        query = self._query(X)
+        most = checked_top(top, len(self.smoother_.rows), "rows")
+        check_memory(len(query), most, "rows")
+        index, weight, rest = top_rows(self.smoother_, query, most)
+        rows = np.where(index < 0, -1, self.row_index_[index])
+        return Evidence(rows, weight, rest, self._evidence_table(), self.labels_, row_labels(X))
+
+    def _evidence_table(self) -> dict[str, Labels]:
+        """Targets and features of the training rows, as they were given."""
+        table = self._target_table()
+        for index, name in enumerate(self.columns_.names):
+            cells = self.X_[:, index]
+            category = self.columns_.categories.get(index)
+            label = name if hasattr(self, "feature_names_in_") else f"x{index}"
+            column: Labels = cells
+            if category:
+                column = np.array(category.values, dtype=object)[cells.astype(int)]
+            elif (cells == np.rint(cells)).all() and np.abs(cells).max(initial=0) < 2**53:
+                column = cells.astype(int)  # 4 rooms, not 4.0
+            table[label if label not in table else f"{label}_"] = column
+        return table
+
+    def _target_table(self) -> dict[str, Labels]:
+        raise NotImplementedError
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder, from which `regard.load` reads it."""
+        check_is_fitted(self)
+        return write_folder(folder, *self.state())
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Labels]]:
+        """The whole fitted model: a config that JSON can hold, and arrays."""
+        if callable(self.kernel):
+            raise ValueError("a model with a score of your own cannot be saved: no file can hold a function")
+        smoother, labels = self.smoother_, self.labels_
+        config = {
+            "estimator": type(self).__name__,
+            "settings": saved_settings(self),
+            "columns": list(self.columns_.names),
+            "named": hasattr(self, "feature_names_in_"),
+            "categories": {
+                str(index): {"values": list(category.values), "ordered": category.ordered}
+                for index, category in self.columns_.categories.items()
+            },
+            "criterion": self.criterion_,
+            "labels": None if labels is None or is_numeric(labels) else [to_json(x) for x in labels],
+            "target": self._target_state(),
+        }
+        # The names of the arrays are the file format, older than those of the attributes.
+        arrays: dict[str, Labels | None] = {
+            "X": self.X_,
+            "value": smoother.value,
+            "kept": self.row_index_,
+            "bandwidth": smoother.bandwidth,
+            "blur": smoother.category_bandwidth,
+            "spread": np.array(smoother.ridge),
+            "scale.centre": self.scale_.centre,
+            "scale.spread": self.scale_.spread,
+            "scale.edge": np.array(self.scale_.edge),
+            "weight": smoother.weight,
+            "scale.quantiles": self.scale_.quantiles,
+            "target": self.y_,
+            "labels": labels if labels is not None and is_numeric(labels) else None,
+        }
+        return config, {name: array for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Self:
+        """The model of a `state`."""
+        model = cls(**config["settings"])
+        categories = {
+            int(index): Category(tuple(category["values"]), category["ordered"])
+            for index, category in config["categories"].items()
+        }
+        model.columns_ = Columns(tuple(config["columns"]), categories)
+        model.n_features_in_ = len(model.columns_.names)
+        if config["named"]:
+            model.feature_names_in_ = np.array(config["columns"], dtype=object)
+        labels = config["labels"]
+        model.labels_ = arrays.get("labels") if labels is None else np.array(labels, dtype=object)
+        model.X_, model.row_index_, model.y_ = arrays["X"], arrays["kept"], arrays["target"]
+        model.criterion_, model.history_ = config["criterion"], ()
+        model.scale_ = Scale(
+            arrays["scale.centre"], arrays["scale.spread"], arrays.get("scale.quantiles"), arrays["scale.edge"].item()
+        )
+        model.smoother_ = replace(
+            model._make_smoother(arrays["value"], arrays.get("weight")),
+            bandwidth=arrays["bandwidth"],
+            category_bandwidth=arrays["blur"],
+            ridge=arrays["spread"].item(),
+        )
+        model._restore_target(config["target"])
+        return model
+
+    def _target_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _restore_target(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@with_settings
 class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type: ignore[misc]
     """Kernel regression: predictions are weighted averages of the training targets, or local lines through them.
 
-    bandwidth     a number, a number a column, a matrix; "scott", "silverman"; "cv" (leave-one-out least
-                  squares), "aicc"; "learn" (gradient descent on the leave-one-out error). "scott" where it is
-                  not given. For a categorical column it is λ, between 0 and 1
-    kernel        "gaussian", "laplace", "epanechnikov", "boxcar", "tricube"; "constant" predicts the mean; or
-                  a score of your own, called with rows divided by the bandwidth (1 where it is not given)
-    metric        what is searched or learned: "scalar", one factor on the columns' spreads; "diagonal", one
-                  bandwidth a column; "full", a matrix ("learn" only)
-    order         0: local average. 1: local line, without bias at the edges
-    scale         units of the numeric columns: as they are (None), "standard" deviations, or normal scores by
-                  "rank". The bandwidth is in these units
-    categorical   "dtype": columns of a pandas frame that hold no numbers; or a list of columns
-    ordered       columns whose categories have an order; those of an ordered pandas dtype have it anyway
-    tol           how far a prediction may be off, as a share of the standard deviation of y
-    random_state  a seed: one seed, one result
-    verbose       progress bars for what takes longer than a second
+    bandwidth   in units of the scale; it may also be a matrix for the numeric columns. For a categorical column it is
+                λ, between 0 and 1. "cv" minimises the leave-one-out squared error, "aicc" the corrected AIC, and
+                "learn" descends the gradient of the leave-one-out error
+    kernel      "constant" predicts the mean; or a score of your own, called with rows divided by the bandwidth, which
+                is then 1 by default
+    metric      "scalar": one factor on the columns' deviations; "diagonal": one bandwidth per column; "full": a matrix,
+                for "learn" only
+    order       lines have no bias at the edges of the data
+    scale       "standard": standard deviations; "rank": normal scores by rank
 
-    After `fit`: `bandwidth_`, and `criterion_` where there was a search.
+    After `fit`: `bandwidth_`, and `criterion_`, the value of what "cv", "aicc" or "learn" minimised.
 
     >>> import numpy as np
     >>> x = np.linspace(0, 5, 50)[:, None]
@@ -53,32 +312,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
     [[20, 19]]
     """
 
-    def __init__(
-        self,
-        bandwidth: Bandwidth | None = None,
-        *,
-        kernel: Kernel = "gaussian",
-        metric: Literal["scalar", "diagonal", "full"] = "scalar",
-        order: Literal[0, 1] = 0,
-        scale: Literal["rank", "standard"] | None = None,
-        categorical: Literal["dtype"] | Sequence[str | int] | None = "dtype",
-        ordered: Sequence[str | int] | None = None,
-        tol: float = 1e-6,
-        random_state: int | None = None,
-        verbose: bool = True,
-    ) -> None:
-        super().__init__(
-            bandwidth,
-            kernel=kernel,
-            metric=metric,
-            scale=scale,
-            categorical=categorical,
-            ordered=ordered,
-            tol=tol,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.order = order
+    order: Literal[0, 1] = setting(0, "local averages (0), or local lines (1)")
 
     def _order(self) -> int:
         return self.order
@@ -155,11 +389,12 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         self.targets_, self.single_ = state["names"], state["single"]
 
 
+@with_settings
 class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     """Kernel classification: the probability of a class is the weight of its training rows.
 
-    Settings are those of `NadarayaWatson`, without `order`; bandwidths are searched and learned for the squared
-    error of the probabilities (Brier's score) of rows left out.
+    The settings are those of `NadarayaWatson`, without `order`. Bandwidths minimise the leave-one-out squared error of
+    the probabilities (Brier score).
 
     >>> import numpy as np
     >>> x = np.array([[0.0], [0.1], [1.0], [1.1]])

@@ -39,7 +39,6 @@ from regard.masks import Mask, both
 from regard.scores import Gaussian, InnerProduct, Score, is_inner_product
 from regard.training import History, Monitor, Recipe, copied_state, train
 
-METRICS = ("scalar", "diagonal", "full")
 BATCH = 512
 """Rows predicted in one step; at most a quarter of all, so that enough are left to predict them from."""
 KEYS = 4096
