@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import regard
-from regard.estimators.captioning.command import Strip
 from regard.estimators.subject import save_plot
 from regard.plots import new_axes
 
@@ -21,8 +20,3 @@ def test_a_picture_has_one_title(tmp_path):
         axes.set_title(own, loc="left")
         save_plot(axes, tmp_path / "o.png", "row 1")
         assert (axes.get_title(loc="left"), axes.get_title()) == (expected, "")
-    axes = new_axes(1.5, 2)
-    strip = Strip([axes])
-    save_plot(strip, tmp_path / "o.png", "a photo of some length.png")
-    assert max(map(len, strip.figure.get_suptitle().split("\n"))) <= 18
-    assert strip.figure.get_suptitle().replace("\n", " ") == "evidence for the prediction of a photo of some length.png"
