@@ -84,9 +84,7 @@ def run(data: Path, name: str, direction: str, out: Path, group: ProcessGroup) -
     translator = Translator(**RUNS[name])
     folder = out / f"{name}-{direction}"
     began, used = time.perf_counter(), time.process_time()
-    translator.fit(
-        *parts["train"], validation=parts["val"], checkpoint=folder.with_suffix(".run"), resume=True, board=None
-    )
+    translator.fit(*parts["train"], validation=parts["val"], checkpoint=folder.with_suffix(".run"), resume=True)
     seconds, cpu = time.perf_counter() - began, time.process_time() - used
     cpu = float(group.sum(torch.tensor(cpu)))
     if not group.is_main:

@@ -1,7 +1,6 @@
 """The tour runs whole, a station that fails does not stop it, and its page is right in a real browser."""
 
 import base64
-import math
 import os
 import re
 import shlex
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 import regard.cli.tour
 from regard.cli import app
 from regard.cli.tour import STATIONS
-from regard.estimators.writing.station import trigrams
 from regard.tour.findings import Passage, Picture, Row, Saved, Station
 from regard.tour.html import number
 from regard.tour.runner import run_stations, select_stations
@@ -218,7 +216,7 @@ def test_a_station_that_is_not_there(tmp_path):
     assert result.exit_code == 1
     assert (
         result.stderr
-        == "error: a station must be one of kernel, bags, seq2seq, captions, layer, transformer, got 'zoo'\n"
+        == "error: a station must be one of kernel, bags, seq2seq, captions, layer, transformer, writer, got 'zoo'\n"
     )
     assert not (tmp_path / "tour").exists()
     assert select_stations(STATIONS, []) == list(STATIONS)
@@ -303,14 +301,3 @@ def test_numbers_in_the_table():
     assert [number(x) for x in (0.0, 2.384e-7, -0.4326, 0.05, 1.0, 12.345, 166.4)] == [
         *("0", "2.4e-07", "-0.433", "0.05", "1", "12.3", "166"),
     ]
-
-
-def test_trigrams_are_counted_as_defined():
-    learned, held = "abcabdabc", "abcab"
-    letters, loss = "abcd", []
-    for place in range(2, len(held)):
-        before = held[place - 2 : place]
-        follow = [learned[i + 2 : i + 3] for i in range(len(learned)) if learned[i : i + 2] == before]
-        chance = (follow.count(held[place]) + 0.5) / (len(follow) + 0.5 * len(letters))
-        loss.append(-math.log(chance))
-    assert trigrams(learned, held, smooth=0.5) == pytest.approx(math.exp(sum(loss) / len(loss)))

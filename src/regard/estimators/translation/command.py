@@ -1,174 +1,223 @@
-"""What the command line does with pairs of sentences: a `Translator` that learns from them, and translates."""
+"""What the command line does with pairs of sentences: `regard fit translator` and `regard translate`."""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from regard.data.sentence_pairs import read_pairs
-from regard.data.text import read_lines
-from regard.estimators.pictures import drawn
-from regard.estimators.runs import bleu_of, epoch_of, kept_run, written
-from regard.estimators.typed_settings import settings_in
+import typer
+
+from regard.data.sentence_pairs import Pairs, read_pairs
+from regard.data.text import decode_utf8, read_lines, split_lines
+from regard.estimators.settings import setting, with_settings
+from regard.estimators.subject import (
+    Fitted,
+    RunOptions,
+    Subject,
+    checkpointed_run,
+    describe_bleu,
+    describe_epoch,
+    make,
+    open_as,
+    remove_run,
+    say,
+    with_matplotlib,
+)
 from regard.files import check_writable, write_text
 from regard.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from pandas import DataFrame
 
-__all__ = ["written"]
-WHAT = "pairs of sentences"
-OPTIONS = ("source", "target", "validation", "set", "resume", "board")
-AT_ONCE = 1000
-"""Lines that are translated at a time: so many are done before any is shown."""
+    from regard.estimators.translation.estimator import Translator
+    from regard.estimators.translation.evidence import Alignment
+
+PART = 1000
+"""The number of lines that are translated before any is shown."""
 
 
-def learn(path: Path | None, given: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
-    """A model of pairs, nothing more to be written with it, and what there is to say."""
-    from regard.estimators import Translator
+@with_settings
+class PairFiles(RunOptions):
+    """What a translator learns from: one file of pairs, or two files of lines."""
 
-    translator = Translator(**settings_in(Translator, given))
-    sources, targets = pairs_in(path, given["source"], given["target"])
-    validation = given["validation"] and pairs_in(None, *given["validation"])
-    with kept_run(given["out"], given["resume"]) as run:
-        translator.fit(
-            sources,
-            targets,
-            validation=validation or None,
-            checkpoint=run,
-            resume=given["resume"],
-            board=given["board"],
-        )
-    where = path or f"{given['source']} and {given['target']}"
-    told = f"Translator ({translator.model}) on {len(sources)} pairs of {where}, held-out BLEU {bleu(translator)}"
-    return translator, {}, [told]
-
-
-def pairs_in(path: Path | None, source: Path | None, target: Path | str | None) -> tuple[list[str], list[str]]:
-    """Sources and targets: of one file with a tab between them, or of two."""
-    if path is not None and source is None and target is None:
-        return read_pairs(path)
-    if path is not None or source is None or target is None:
-        raise ValueError(
-            "pairs are one file with a tab between source and target, regard fit pairs.tsv --kind translator, or two"
-            " files, regard fit --kind translator --source train.de --target train.en"
-        )
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise ValueError(
-            f"each line needs its translation: {source} has {len(sources)} lines, {target} has {len(targets)}"
-        )
-    return sources, targets
-
-
-def takes(model: Any) -> bool:
-    """Whether a model is a `Translator`."""
-    return hasattr(model, "translate")
-
-
-def schema_of(model: Any, config: dict[str, Any], folder: Path) -> None:
-    """Sentences have no columns."""
-
-
-def asked(model: Any, schema: None, path: Path) -> list[str]:
-    """Sentences to look at, a line each."""
-    return read_lines(path)
-
-
-NOTHING: Any = None
-"""What the translation of an empty line looked at."""
+    file: Path | None = setting(None, "pairs, one a line: source TAB target", kw_only=False)
+    source: Path | None = setting(None, "sentences, one a line, instead of FILE")
+    target: Path | None = setting(None, "their translations, one a line")
+    validation_source: Path | None = setting(None, "validation sentences, one a line")
+    validation_target: Path | None = setting(None, "their translations")
 
 
 class Alignments(NamedTuple):
-    """What the translations of some sentences looked at, at most so many source tokens at each target token."""
+    """The alignments of some sentences, None for an empty one."""
 
-    each: list[Any]
-    top: int
+    each: "list[Alignment | None]"
+    top: int  # number of source tokens for each target token
 
     def to_frame(self) -> "DataFrame":
-        """A row for each sentence, target token and source token; sentences count from 1."""
+        """A row for each sentence, target token and source token; sentences are numbered from 1."""
         import pandas as pd
 
-        frames = {number: found.to_frame(self.top) for number, found in enumerate(self.each, 1) if found is not NOTHING}
+        frames = {number: one.to_frame(self.top) for number, one in enumerate(self.each, 1) if one is not None}
         for number, frame in frames.items():
             frame.insert(0, "sentence", number)
         return pd.concat(frames.values(), ignore_index=True)
 
 
-def evidence(model: Any, sentences: list[str], top: int) -> Alignments:
-    """What the translation of each sentence looked at; of an empty one there is nothing."""
-    model.encode(sentences)
-    return Alignments([model.evidence(sentence) if sentence.strip() else NOTHING for sentence in sentences], top)
+class Translation(Subject[PairFiles, None, list[str]]):
+    """Train a translator on pairs of sentences, to use it with regard translate."""
+
+    name = "translator"
+    inputs = "sentences"
+    estimators = ("Translator",)
+    data = PairFiles
+
+    def fit(self, data: PairFiles, settings: dict[str, Any], out: Path) -> Fitted:
+        from regard.estimators.translation.estimator import Translator
+
+        translator = make(Translator, settings)
+        pairs, validation = _read_training(data), _read_validation(data)
+        with checkpointed_run(out, data.resume) as run:
+            translator.fit(
+                *pairs, validation=validation, checkpoint=run, resume=data.resume, tensorboard=data.tensorboard
+            )
+        files = data.file or f"{data.source} and {data.target}"
+        summary = f"Translator ({translator.model}) on {len(pairs.sources)} pairs of {files}"
+        return Fitted(translator, [f"{summary}, held-out BLEU {_bleu(translator)}"])
+
+    def finish(self, out: Path) -> None:
+        remove_run(out)
+
+    def read_inputs(self, model: "Translator", schema: None, path: Path) -> list[str]:
+        return read_lines(path)
+
+    def evidence(self, model: "Translator", inputs: list[str], top: int) -> Alignments:
+        model.encode(inputs)  # raises before the work if a sentence is too long
+        return Alignments([model.evidence(line) if line.strip() else None for line in inputs], top)
+
+    def plot(self, evidence: Alignments, index: int) -> "Axes":
+        alignment = evidence.each[index]
+        if alignment is None:
+            raise ValueError(f"line {index + 1} must not be empty: it has no tokens to draw")
+        return with_matplotlib(alignment.plot)
+
+    def label(self, inputs: list[str], index: int) -> str:
+        return f"line {index + 1}"
+
+    def describe(self, model: "Translator", schema: None) -> dict[str, Any]:
+        source, target = model.vocabularies_.sizes
+        shared = "one vocabulary for both languages" if model.vocabularies_.joint else f"{target} for the target"
+        left_out = [f"{len(indices)} {reason}" for reason, indices in model.left_out_.items() if indices]
+        return {
+            "model": f"Translator, {model.model}",
+            "tokens": f"{model.tokens}, {source}, {shared}",
+            "parameters": f"{sum(parameter.numel() for parameter in model.model_.parameters()):,}",
+            "size": model.size,
+            "longest": f"{model.longest} tokens",
+            "left out": ", ".join(left_out) or "no pair",
+            "epoch": describe_epoch(model.history_),
+            "held-out BLEU": _bleu(model),
+        }
 
 
-def picture(found: Alignments, place: int) -> Any:
-    """The heat map of one sentence."""
-    if found.each[place] is NOTHING:
-        raise ValueError(f"line {place + 1} is empty: there is nothing to draw")
-    return drawn(found.each[place].plot)
+def _bleu(model: "Translator") -> str:
+    """The BLEU by which the model's weights were chosen, and its unit if that is not words."""
+    return describe_bleu(model.history_) + (", of characters" if model.counted_ == "char" else "")
 
 
-def called(sentences: list[str], place: int) -> str:
-    """A sentence as a message calls it."""
-    return f"line {place + 1}"
+def _read_training(data: PairFiles) -> Pairs:
+    """The training pairs: of one file with a tab between source and target, or of two files."""
+    if data.file is not None and data.source is None and data.target is None:
+        return read_pairs(data.file)
+    if data.file is not None or data.source is None or data.target is None:
+        raise ValueError(
+            "give one file with a tab between source and target, regard fit translator pairs.tsv, or two files,"
+            " regard fit translator --source train.de --target train.en"
+        )
+    return _read_two(data.source, data.target)
 
 
-def predictions(model: Any, *_: Any) -> "DataFrame":
-    """There are none."""
-    raise ValueError("a Translator translates instead of predicting: regard translate MODEL < in.txt > out.txt")
+def _read_validation(data: PairFiles) -> Pairs | None:
+    """The validation pairs, if there are files of them."""
+    if data.validation_source is None and data.validation_target is None:
+        return None
+    if data.validation_source is None or data.validation_target is None:
+        raise ValueError("--validation-source and --validation-target must be given together, got one of them")
+    return _read_two(data.validation_source, data.validation_target)
 
 
-def translations(model: Any, lines: list[str], beam: int, penalty: float) -> Iterator[str]:
-    """Translations in the order of the lines, as they come; what cannot be translated is refused before the first."""
+def _read_two(source: Path, target: Path) -> Pairs:
+    """The pairs of two files, line by line."""
+    pairs = Pairs(read_lines(source), read_lines(target))
+    if len(pairs.sources) != len(pairs.targets):
+        raise ValueError(
+            f"each line needs its translation: {source} has {len(pairs.sources)} lines, {target} has"
+            f" {len(pairs.targets)}"
+        )
+    return pairs
+
+
+def translate(
+    folder: Annotated[Path, typer.Argument(help="A model folder, made by regard fit translator.")],
+    beam: Annotated[int, typer.Option(help="Open hypotheses of each sentence; 1 is fastest.", min=1)] = 5,
+    penalty: Annotated[float, typer.Option(help="Larger values favour longer translations.", min=0)] = 1.0,
+    alignments: Annotated[
+        Path | None, typer.Option(help="Also write the alignment of each translation, a line of JSON each.")
+    ] = None,
+) -> None:
+    """Translate stdin to stdout, line by line."""
+    model = open_as(folder, Translation.estimators, "translate")
+    if alignments is not None:
+        _check_alignments(model, folder, alignments)
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; give sentences on it, one a line: regard translate MODEL < in.txt")
+    lines = split_lines(decode_utf8(sys.stdin.buffer.read(), "stdin"))
+    translations = []
+    for line in _translate_lines(model, lines, beam, penalty):
+        typer.echo(line)
+        translations.append(line)
+    if alignments is not None:
+        _write_alignments(model, lines, translations, alignments)
+        say(f"{len(translations)} alignments → {alignments}")
+
+
+Translation.verbs = (translate,)
+SUBJECT = Translation()
+
+
+def _translate_lines(model: "Translator", lines: Sequence[str], beam: int, penalty: float) -> Iterator[str]:
+    """The translation of each line, in parts; raises before the first if a line is too long."""
     model.encode(lines)
-    with whole_bar(len(lines)) as bar:
-        for start in range(0, len(lines), AT_ONCE):
-            for line in model.translate(lines[start : start + AT_ONCE], beam=beam, penalty=penalty):
-                yield line.replace("\r", " ").replace("\n", " ")  # one for each, whatever it has learned
+    with _progress_bar(len(lines)) as bar:
+        for start in range(0, len(lines), PART):
+            for line in model.translate(lines[start : start + PART], beam=beam, penalty=penalty):
+                yield line.replace("\r", " ").replace("\n", " ")  # one line of output for each line of input
             if bar is not None:
-                bar.update(done=start + AT_ONCE)
+                bar.update(done=start + PART)
 
 
-def whole_bar(lines: int) -> AbstractContextManager[ProgressBar | None]:
-    """A bar over those of each part, where there are several parts, and no lines on the screen between them."""
-    if lines <= AT_ONCE or sys.stdout.isatty():
+def _progress_bar(lines: int) -> AbstractContextManager[ProgressBar | None]:
+    """A bar over all parts; none for a single part, or if translations are shown on the terminal."""
+    if lines <= PART or sys.stdout.isatty():
         return nullcontext()
     return ProgressBar("translating all", lines)
 
 
-def check_alignments(model: Any, folder: Path, path: Path) -> None:
-    """Better known before the work than after it: whether there will be alignments, and a place for them."""
+def _check_alignments(model: "Translator", folder: Path, path: Path) -> None:
+    """Raise before the work if there will be no alignments, or if they cannot be written."""
     if model.model == "rnn":
-        raise ValueError("a model without attention looks at nothing: --alignments needs bahdanau, luong or another")
+        raise ValueError("--alignments needs a model with attention, got an rnn")
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; --alignments names a file")
+        raise IsADirectoryError(f"--alignments must name a file, got the folder {path}")
     if folder.resolve() in path.resolve().parents:
-        raise ValueError(f"{path} is in the model's own folder: choose another place for the alignments")
+        raise ValueError(f"--alignments must be outside the model folder, got {path}")
     check_writable(path)
 
 
-def write_alignments(model: Any, lines: list[str], translated: list[str], path: Path) -> None:
-    """What each translation looked at, a line of JSON for each line."""
-    pairs = zip(lines, translated, strict=True)
-    found = (model.evidence(line, translation).to_json() if line.strip() else {} for line, translation in pairs)
-    write_text(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))
-
-
-def facts(model: Any, schema: None) -> dict[str, Any]:
-    """What there is to tell of a `Translator`, by name."""
-    settings = model.get_params()
-    source, target = model.vocabularies_.sizes
-    count = sum(parameter.numel() for parameter in model.model_.parameters())
-    shared = "one vocabulary for both" if model.vocabularies_.joint else f"{target} for the target"
-    told = {"model": f"Translator, {settings['model']}", "tokens": f"{settings['tokens']}, {source}, {shared}"}
-    told |= {"parameters": f"{count:,}", "size": settings["size"], "longest": f"{settings['longest']} tokens"}
-    left = {name: len(places) for name, places in model.left_out_.items() if places}
-    told |= {"left out": ", ".join(f"{number} {name}" for name, number in left.items()) or "no pair"}
-    return told | {"epoch": epoch_of(model), "held-out BLEU": bleu(model)}
-
-
-def bleu(model: Any) -> str:
-    """The BLEU by which its state was chosen, and of what it is."""
-    return bleu_of(model) + (", of characters" if model.counted_ == "char" else "")
+def _write_alignments(model: "Translator", lines: Sequence[str], translations: Sequence[str], path: Path) -> None:
+    """Write the alignment of each translation, a line of JSON for each line."""
+    pairs = zip(lines, translations, strict=True)
+    rows = (model.evidence(line, translation).to_json() if line.strip() else {} for line, translation in pairs)
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

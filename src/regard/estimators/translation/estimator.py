@@ -1,7 +1,7 @@
-"""A translator on a user's own sentences: from one context vector to attention to the Transformer.
+"""A translator, trained on a user's own sentences: recurrent networks without and with attention, and the Transformer.
 
-The models are those of `regard.models.recurrent` and `regard.models.transformer`, the loop `regard.training`, the
-search `regard.decoding`. What is validated is what is asked for later: sentences that the model wrote itself, by BLEU.
+The networks are those of `regard.models.recurrent` and `regard.models.transformer`, the loop `regard.training`, the
+search `regard.decoding`. An epoch is validated by what users get: the BLEU of translations by the model itself.
 """
 
 import math
@@ -16,18 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from regard.data.sentence_pairs import TokenBatches, as_pairs, as_sentences
 from regard.data.tokenizers import START, Vocabularies, train_vocabularies
-from regard.estimators.common import (
-    OPTIMIZERS,
-    check_between,
-    check_choice,
-    check_from_zero,
-    check_search,
-    check_whole,
-    restored_history,
-    run_checkpoint,
-    saved_history,
-)
-from regard.estimators.settings import saved_settings, seed_of
+from regard.estimators.common import OPTIMIZERS, check_search, restored_history, run_checkpoint, saved_history
+from regard.estimators.settings import Seeded, Training, check_settings, saved_settings, seed_of, setting, with_settings
 from regard.estimators.translation.corpus import Corpus, prepare_corpus, tokens_by_epoch
 from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
 from regard.estimators.translation.training import (
@@ -44,133 +34,52 @@ from regard.progress import ProgressBar
 from regard.saving import to_array, write_folder
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "model": ("transformer", "bahdanau", "luong", "rnn"),
-    "cell": ("gru", "lstm"),
-    "attention": ("dot", "general", "concat", "location"),
-    "window": (None, "local-m", "local-p"),
-}
-"""Settings that are one of some words."""
 
-
-class Translator(BaseEstimator):  # type: ignore[misc]
+@with_settings
+class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     """Learns to translate from pairs of sentences.
 
-    model            "transformer"; "bahdanau" or "luong", recurrent with attention; "rnn", recurrent without
-    tokens           "pieces": byte-level BPE, learned from the sentences; or "characters"
-    vocabulary       how many pieces
-    piece_dropout    the share of BPE's joins that are passed over in training, in each epoch others, so that words are
-                     learned in several splits; 0.05 is a little better with few sentences and many epochs
-    joint            one vocabulary for both languages, or one for each
-    lower            read and write lower case only
-    longest          the most tokens of a sentence; pairs with longer ones are left out, counted and reported
-    size             of the tokens' vectors, and of the Transformer's rows
-    hidden           of the Transformer's feed-forward, 4 · size where it is None; or of a recurrent state, 2 · size
-    blocks, heads    of the Transformer
-    cell, layers     of the recurrent models: "gru" or "lstm", and how many above each other
-    attention        of "luong": its score, "dot", "general", "concat" or "location"
-    window           of "luong": None, to look everywhere; "local-m", along the diagonal; "local-p", where the model
-                     predicts it; `radius`: how far such a window reaches to each side
-    input_feeding    of "luong": the last attention vector goes into the next step
-    dropout          the share that is dropped in training; `attention_dropout`: of the Transformer's weights
-    epochs           passes over the pairs, of batches of at most `batch_tokens` tokens on either side
-    accumulate       batches to a step of the optimizer
-    optimizer        "muon", which learns more in a step (`regard.training.Muon`); or "adamw", whose steps cost less
-    learning_rate    after `warm` steps; it falls along a cosine. None: 3e-3 for "transformer", else 1e-3
-    smoothing        how much of each target is spread over the whole vocabulary
-    average          the mean of the weights after so many last epochs is tried too, and kept where it validates better
-    validation_fraction   of the pairs, held out, where `fit` is not given any to validate with
-    patience         stop after so many epochs without a better validation; None: go on to the end
-    random_state     a seed: one seed, one result
-    verbose          progress bars, where it takes longer than a second
+    `model`: "transformer"; "bahdanau" or "luong", recurrent with attention; "rnn", recurrent without attention.
+    `piece_dropout` shows words in different pieces in each epoch: 0.05 helps a little with few sentences and many
+    epochs. Pairs longer than `longest` are left out with a warning. `window`: "local-m" attends near the diagonal,
+    "local-p" near an index that the network predicts. The learning rate rises
+    for `warm` steps, then falls along a cosine. The mean of the weights of the last `average` epochs is used if it
+    validates better than the best epoch.
 
-    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `counted_` (what that BLEU is of: "13a",
-    words, or "char" where targets have hardly four), `left_out_` (places of pairs, from 0).
+    After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `counted_` (the unit of that BLEU:
+    "13a", words, or "char", characters, if most targets have fewer than four words), `left_out_` (indices of pairs).
 
     >>> from regard.data.samples import dates
-    >>> asked, right = dates(300, seed=0)
+    >>> sources, targets = dates(300, seed=0)
     >>> translator = Translator("bahdanau", tokens="characters", size=16, epochs=1, verbose=False)
-    >>> len(translator.fit(asked, right).translate(["4 July 1976"]))
+    >>> len(translator.fit(sources, targets).translate(["4 July 1976"]))
     1
     """
 
-    model_: Seq2Seq
-    vocabularies_: Vocabularies
-    history_: History
-    left_out_: dict[str, list[int]]
-    longest_target_: int
-    counted_: str
-
-    def __init__(
-        self,
-        model: Literal["transformer", "bahdanau", "luong", "rnn"] = "transformer",
-        *,
-        tokens: Literal["pieces", "characters"] = "pieces",
-        vocabulary: int = 8000,
-        piece_dropout: float = 0.0,
-        joint: bool = True,
-        lower: bool = False,
-        longest: int = 200,
-        size: int = 256,
-        blocks: int = 3,
-        heads: int = 4,
-        hidden: int | None = None,
-        cell: Literal["gru", "lstm"] = "gru",
-        layers: int = 1,
-        attention: Literal["dot", "general", "concat", "location"] = "general",
-        window: Literal["local-m", "local-p"] | None = None,
-        radius: int = 10,
-        input_feeding: bool = True,
-        dropout: float = 0.3,
-        attention_dropout: float = 0.0,
-        epochs: int = 30,
-        batch_tokens: int = 2048,
-        accumulate: int = 1,
-        optimizer: Literal["muon", "adamw"] = "muon",
-        learning_rate: float | None = None,
-        warm: int = 400,
-        weight_decay: float = 0.01,
-        smoothing: float = 0.1,
-        clip: float = 1.0,
-        average: int = 5,
-        validation_fraction: float = 0.05,
-        patience: int | None = None,
-        random_state: int | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.model = model
-        self.tokens = tokens
-        self.vocabulary = vocabulary
-        self.piece_dropout = piece_dropout
-        self.joint = joint
-        self.lower = lower
-        self.longest = longest
-        self.size = size
-        self.blocks = blocks
-        self.heads = heads
-        self.hidden = hidden
-        self.cell = cell
-        self.layers = layers
-        self.attention = attention
-        self.window = window
-        self.radius = radius
-        self.input_feeding = input_feeding
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
-        self.epochs = epochs
-        self.batch_tokens = batch_tokens
-        self.accumulate = accumulate
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.warm = warm
-        self.weight_decay = weight_decay
-        self.smoothing = smoothing
-        self.clip = clip
-        self.average = average
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.verbose = verbose
+    model: Literal["transformer", "bahdanau", "luong", "rnn"] = setting("transformer", "the network", kw_only=False)
+    tokens: Literal["pieces", "characters"] = setting("pieces", "kind of token")
+    vocabulary: int = setting(8000, "number of BPE pieces")
+    piece_dropout: float = setting(0.0, "fraction of BPE merges skipped", at_least=0, below=1)
+    joint: bool = setting(True, "one vocabulary for both languages")
+    lower: bool = setting(False, "read and write lower case only")
+    longest: int = setting(200, "maximum number of tokens of a sentence")
+    size: int = setting(256, "size of the token vectors")
+    hidden: int | None = setting(None, "feed-forward or RNN size; 4 or 2 · size")
+    blocks: int = setting(3, "transformer: number of blocks")
+    heads: int = setting(4, "transformer: attention heads per block")
+    cell: Literal["gru", "lstm"] = setting("gru", "recurrent models: cell")
+    layers: int = setting(1, "recurrent models: number of layers")
+    attention: Literal["dot", "general", "concat", "location"] = setting("general", "luong: score")
+    window: Literal["local-m", "local-p"] | None = setting(None, "luong: local attention")
+    radius: int = setting(10, "luong: radius of the window in tokens")
+    input_feeding: bool = setting(True, "luong: feed the attention back")
+    dropout: float = setting(0.3, "fraction of activations dropped", at_least=0, below=1)
+    attention_dropout: float = setting(0.0, "fraction of attention weights dropped", at_least=0, below=1)
+    epochs: int = setting(30, "passes over the training pairs")
+    batch_tokens: int = setting(2048, "tokens per batch, on each side")
+    learning_rate: float | None = setting(None, "peak rate; 3e-3 for transformer, else 1e-3", above=0)
+    smoothing: float = setting(0.1, "label smoothing", at_least=0, below=1)
+    average: int = setting(5, "number of last epochs to average")
 
     def fit(
         self,
@@ -180,15 +89,19 @@ class Translator(BaseEstimator):  # type: ignore[misc]
         validation: tuple[Sequence[str], Sequence[str]] | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
-        board: str | Path | None = None,
+        tensorboard: str | Path | None = None,
     ) -> Self:
         """Train on sentences and their translations.
 
         validation   sources and targets to choose the best epoch by; by default `validation_fraction` of the pairs
         checkpoint   a folder for the run, written after each epoch; with `resume`, a run there is resumed
-        board        a folder for TensorBoard
+        tensorboard  a folder for TensorBoard
         """
-        self.check_settings()
+        check_settings(self)
+        if self.piece_dropout and self.tokens != "pieces":
+            raise ValueError(
+                f"piece_dropout needs tokens='pieces', got piece_dropout={self.piece_dropout} and tokens='characters'"
+            )
         seed = seed_of(self.random_state)
         corpus = prepare_corpus(
             as_pairs(sources, targets),
@@ -203,7 +116,7 @@ class Translator(BaseEstimator):  # type: ignore[misc]
             model = self._build_network(corpus.vocabularies)
             texts = map("\n".join, (*corpus.given, *corpus.validation))
             run = run_checkpoint(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
-            monitor = Monitor("learning to translate", self.verbose, unit="tokens", tensorboard=board)
+            monitor = Monitor("learning to translate", self.verbose, unit="tokens", tensorboard=tensorboard)
             history = self._train(model, corpus, seed, run, monitor)
         self.vocabularies_, self.history_, self.left_out_ = corpus.vocabularies, history, corpus.left_out
         self.longest_target_, self.counted_ = corpus.longest_target, corpus.bleu_tokenizer
@@ -345,20 +258,3 @@ class Translator(BaseEstimator):  # type: ignore[misc]
                 f" {self.longest}{more}: split long sentences"
             )
         return tokens
-
-    def check_settings(self) -> None:
-        """What must hold of the settings, before a sentence is read."""
-        check_choice(self, tokens=("pieces", "characters"), optimizer=tuple(OPTIMIZERS), **CHOICES)
-        check_whole(self, ("vocabulary", "longest", "size", "blocks", "heads", "layers", "radius"))
-        check_whole(self, ("epochs", "batch_tokens", "accumulate", "average"))
-        check_whole(self, [name for name in ("hidden", "patience") if getattr(self, name) is not None])
-        check_between(self, clip=(0, math.inf), validation_fraction=(0, 1))
-        if self.learning_rate is not None:
-            check_between(self, learning_rate=(0, math.inf))
-        check_from_zero(self, dropout=1, attention_dropout=1, piece_dropout=1)
-        check_from_zero(self, smoothing=1, warm=math.inf, weight_decay=math.inf)
-        if self.piece_dropout and self.tokens != "pieces":
-            raise ValueError(
-                f"piece_dropout needs tokens='pieces', got piece_dropout={self.piece_dropout} and characters"
-            )
-        check_choice(self, joint=(True, False), lower=(True, False), input_feeding=(True, False))

@@ -1,6 +1,7 @@
-"""Sequence to sequence: one context vector for all words, and one for each.
+"""The tour's stations for translation, on dates: recurrent networks without and with attention, and the Transformer.
 
-vanilla: c = h_n        Bahdanau, Luong: c_t = Σᵢ α_ti hᵢ,  α_t = softmax_i(score(s, hᵢ))
+rnn: c = h_n        Bahdanau, Luong: c_t = Σᵢ α_ti hᵢ,  α_t = softmax_i(score(s, hᵢ))
+Transformer: x ← x + heads(norm(x)), x ← x + feed_forward(norm(x))
 """
 
 from collections.abc import Iterator
@@ -26,58 +27,88 @@ SETTINGS: dict[str, Any] = {
     "smoothing": 0.0,
     "average": 1,
 }
-"""Of every translator of dates here, but for its model."""
-MODELS: tuple[Literal["bahdanau", "luong"], ...] = ("bahdanau", "luong")
-ASKED, ANSWER = "Tuesday, 9 August 1988", "1988-08-09"
+"""The settings of every translator here, except for its model."""
+DATE, ISO_DATE = "Tuesday, 9 August 1988", "1988-08-09"
 HELD_OUT = 200
+"""The number of dates that measure a model; none of them is trained on."""
 
 
-def exact(translator: Translator, seed: int) -> float:
-    """The share of days it has never seen that it writes without a mistake."""
-    asked, right = held_out_dates(HELD_OUT, seed)
-    return float(np.mean([one == other for one, other in zip(translator.translate(asked), right, strict=True)]))
+def exact_fraction(translator: Translator, seed: int) -> float:
+    """The fraction of held-out dates that are translated without a mistake."""
+    sources, targets = held_out_dates(HELD_OUT, seed)
+    pairs = zip(translator.translate(sources), targets, strict=True)
+    return float(np.mean([translation == target for translation, target in pairs]))
 
 
-def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
-    """Dates as people write them into ISO's way, without attention and with it."""
-    pairs = dates(400 if quick else 3000, seed)
-    epochs = 2 if quick else 4
-    without = Translator("rnn", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs)
-    before = exact(without, seed)
-    drawn: dict[str, Alignment] = {}
-    places = []
-    for model in MODELS:
+def visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+    """Written dates to ISO dates by recurrent networks, without and with attention."""
+    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 4
+    baseline = exact_fraction(Translator("rnn", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs), seed)
+    alignments: dict[str, Alignment] = {}
+    folders = []
+    models: tuple[Literal["bahdanau", "luong"], ...] = ("bahdanau", "luong")
+    for model in models:
         translator = Translator(model, attention="concat", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs)
-        yield Row("dates", model, "exact", exact(translator, seed), "rnn, one context", before)
-        drawn[model] = translator.evidence(ASKED, ANSWER)
-        places.append(translator.save(folder / model))
+        yield Row("dates", model, "exact", exact_fraction(translator, seed), "rnn, one context", baseline)
+        alignments[model] = translator.evidence(DATE, ISO_DATE)
+        folders.append(translator.save(folder / model))
     yield Picture(
         "alignment",
-        draw_alignments(drawn),
+        draw_alignments(alignments),
         "The year is read where the year stands",
         "A row is a character of the translation, dark is where it looked in the date as it was written. Nobody told"
         " the model which character belongs to which: the alignment is what it found useful. The ■ is the end.",
-        f"Two heat maps of {ANSWER} by {ASKED!r}: the rows of the year are dark at the year, those of the month at"
+        f"Two heat maps of {ISO_DATE} by {DATE!r}: the rows of the year are dark at the year, those of the month at"
         " its name, those of the day at the day.",
     )
-    for place in places:
-        yield Saved(place, (asking(place), command("regard", "info", place)))
+    for saved in folders:
+        yield Saved(saved, (translate_command(saved), command("regard", "info", saved)))
 
 
-def asking(place: Path) -> str:
-    """The command that has a translator read the date of the picture."""
-    return f"{command('echo', ASKED)} | {command('regard', 'translate', place)}"
+def visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+    """The same dates by a Transformer, against the recurrent network with one context vector."""
+    pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 8
+    settings = SETTINGS | {"hidden": 128, "random_state": seed}
+    translator = Translator("transformer", blocks=2, heads=4, epochs=epochs, **settings).fit(*pairs)
+    recurrent = Translator("rnn", epochs=epochs, **SETTINGS, random_state=seed).fit(*pairs)
+    score, baseline = (exact_fraction(each, seed) for each in (translator, recurrent))
+    yield Row("dates", "Transformer, 2 blocks", "exact", score, "rnn, one context", baseline)
+    yield Picture(
+        "alignment",
+        draw_alignments({"Transformer, the mean of its heads": translator.evidence(DATE, ISO_DATE)}),
+        "The same alignment, without recurrence",
+        "Each block of the decoder looks at the encoder's rows with four heads; this is the mean of all eight. A row"
+        " has seen all others before it is looked at: a look can mean more than the character that stands there.",
+        f"A heat map of {ISO_DATE} by {DATE!r}: the rows of the year are dark at the year, the others"
+        " at the month and the day.",
+    )
+    saved = translator.save(folder / "dates")
+    yield Saved(saved, (translate_command(saved),))
+
+
+def translate_command(folder: Path) -> str:
+    """The command that translates the date of the picture."""
+    return f"{command('echo', DATE)} | {command('regard', 'translate', folder)}"
 
 
 STATIONS = (
     Station(
         "seq2seq",
         "Sequence to sequence",
-        "An RNN reads a sentence and another writes its translation. Where one vector has to carry everything, what"
-        " is far"
-        " back is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others 2015).",
-        visit,
+        "An RNN reads a sentence and another writes its translation. If one vector has to carry everything, the"
+        " beginning is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others"
+        " 2015).",
+        visit_recurrent,
         findings=5,
         chapter=3,
+    ),
+    Station(
+        "transformer",
+        "The Transformer",
+        "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. It translates without"
+        " recurrence.",
+        visit_transformer,
+        findings=3,
+        chapter=6,
     ),
 )
