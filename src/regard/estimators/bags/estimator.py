@@ -63,36 +63,27 @@ class NetworkOverBags(NetworkSettings, OverBags):
     def _train(self, bags: Bags, target: Tensor, weight: Tensor, loss: Loss, strata: Integers | None = None) -> None:
         """Train a new network on bags with one target and one weight each; `strata` are their classes."""
         outputs = 1 if strata is None or strata.max() < 2 else int(strata.max()) + 1
-        architecture = Architecture(self.attention, self.hidden_size, self.heads, self.dropout)
         scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
+        rate, epochs = (PLAIN_RATE, PLAIN_EPOCHS) if self.hidden_size is None else (EMBEDDED_RATE, EMBEDDED_EPOCHS)
         schedule = Schedule(
-            self._learning_rate(),
-            self.weight_decay,
-            self._epochs(),
-            self.batch_size,
-            self.validation_fraction if self.early_stopping else None,
-            self.patience,
-            seed_of(self.random_state),
+            learning_rate=self.learning_rate or rate,
+            weight_decay=self.weight_decay,
+            epochs=self.epochs or epochs,
+            batch_size=self.batch_size,
+            validation_fraction=self.validation_fraction if self.early_stopping else None,
+            patience=self.patience,
+            seed=seed_of(self.random_state),
         )
         self.network_, self.history_ = train_network(
-            lambda: make_network(architecture, self.n_features_in_, outputs),
+            lambda: make_network(self._architecture(), self.n_features_in_, outputs),
             Examples(scaled, target, weight, strata),
             loss,
             schedule,
             Monitor(type(self).__name__, self.verbose),
         )
 
-    def _learning_rate(self) -> float:
-        """The learning rate; the default depends on whether there is an embedding."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return PLAIN_RATE if self.hidden_size is None else EMBEDDED_RATE
-
-    def _epochs(self) -> int:
-        """The number of epochs; the default depends on whether there is an embedding."""
-        if self.epochs is not None:
-            return self.epochs
-        return PLAIN_EPOCHS if self.hidden_size is None else EMBEDDED_EPOCHS
+    def _architecture(self) -> Architecture:
+        return Architecture(self.attention, self.hidden_size, self.heads, self.dropout)
 
     def _check_settings(self) -> None:
         if self.attention == "gated" and self.hidden_size is None:
@@ -122,8 +113,7 @@ class NetworkOverBags(NetworkSettings, OverBags):
             for name, array in arrays.items()
             if name.startswith("network.")
         }
-        architecture = Architecture(self.attention, self.hidden_size, self.heads, self.dropout)
-        network = make_network(architecture, self.n_features_in_, len(state["read.bias"])).double()
+        network = make_network(self._architecture(), self.n_features_in_, len(state["read.bias"])).double()
         network.load_state_dict(state)
         self.network_ = network.eval().requires_grad_(False)
 
