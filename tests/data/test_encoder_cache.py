@@ -21,26 +21,26 @@ from regard.data.encoder_cache import cached_grids, fingerprint
 @pytest.mark.usefixtures("small_files")
 def test_cached_grids_are_those_of_the_encoder_and_are_computed_once(tmp_path, encoder):
     images = photos(tmp_path, 7)
-    found, seen = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
+    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
     expected = compute_grids(encoder, images)
-    assert (seen, len(found), found.shape) == (7, 7, (7, 5, 3, 3))
-    assert_close(found[:], expected)
-    assert_close(found[[5, 0, 5]], expected[[5, 0, 5]])
-    assert_close(found[torch.tensor([1, 6])], expected[[1, 6]])
-    assert_close(found[3:5], expected[3:5])
-    assert_close(found[-1], expected[-1])
-    assert found[[]].shape == (0, 5, 3, 3)
-    assert found[:].dtype == torch.float32
-    again, seen = count_new_grids(encoder, images[::-1], encoder, str(tmp_path / "cache"), half=False)
-    assert seen == 0
-    assert_close(again[:], expected.flip(0))
+    assert (new, len(grids), grids.shape) == (7, 7, (7, 5, 3, 3))
+    assert_close(grids[:], expected)
+    assert_close(grids[[5, 0, 5]], expected[[5, 0, 5]])
+    assert_close(grids[torch.tensor([1, 6])], expected[[1, 6]])
+    assert_close(grids[3:5], expected[3:5])
+    assert_close(grids[-1], expected[-1])
+    assert grids[[]].shape == (0, 5, 3, 3)
+    assert grids[:].dtype == torch.float32
+    reordered, new = count_new_grids(encoder, images[::-1], encoder, str(tmp_path / "cache"), half=False)
+    assert new == 0
+    assert_close(reordered[:], expected.flip(0))
 
 
 @pytest.mark.usefixtures("small_files")
 def test_the_progress_bar_counts_new_images(tmp_path, encoder, monkeypatch):
     noted, old = [], photos(tmp_path, 2)
     cached_grids(old, encoder, tmp_path / "cache")
-    monkeypatch.setattr(module.ProgressBar, "note", lambda bar, done, **numbers: noted.append((done, [*numbers])))
+    monkeypatch.setattr(module.ProgressBar, "update", lambda bar, done, **numbers: noted.append((done, [*numbers])))
     cached_grids([*old, *photos(tmp_path, 7, seed=1)], encoder, tmp_path / "cache")
     assert noted == [(done, ["images/s"]) for done in (2, 3, 5, 6, 7)]
 
@@ -52,26 +52,26 @@ def test_new_images_are_added_and_duplicates_are_computed_once(tmp_path, encoder
     copy.write_bytes(new[0].read_bytes())
     cached_grids(old, encoder, tmp_path / "cache", half=False)
     mixed = [new[0], old[2], *new[1:], copy, old[0]]
-    found, seen = count_new_grids(encoder, mixed, encoder, tmp_path / "cache", half=False)
-    assert seen == 5
-    assert_close(found[:], compute_grids(encoder, mixed))
+    grids, new = count_new_grids(encoder, mixed, encoder, tmp_path / "cache", half=False)
+    assert new == 5
+    assert_close(grids[:], compute_grids(encoder, mixed))
 
 
 def test_grids_are_found_by_content_not_by_name(tmp_path, encoder):
     one, other = photos(tmp_path, 2)
     cached_grids([one, other], encoder, tmp_path / "cache", half=False)
     one.write_bytes(photos(tmp_path, 1, seed=5)[0].read_bytes())
-    found, seen = count_new_grids(encoder, [one, other], encoder, tmp_path / "cache", half=False)
-    assert seen == 1
-    assert_close(found[:], compute_grids(encoder, [one, other]))
+    grids, new = count_new_grids(encoder, [one, other], encoder, tmp_path / "cache", half=False)
+    assert new == 1
+    assert_close(grids[:], compute_grids(encoder, [one, other]))
 
 
 def test_grids_of_arrays_are_cached(tmp_path, encoder):
-    drawn = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
-    found, seen = count_new_grids(encoder, drawn, encoder, tmp_path, half=False)
-    assert seen == 3
-    assert_close(found[:], compute_grids(encoder, drawn))
-    assert count_new_grids(encoder, list(drawn[1:]), encoder, tmp_path, half=False)[1] == 0
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
+    grids, new = count_new_grids(encoder, pixels, encoder, tmp_path, half=False)
+    assert new == 3
+    assert_close(grids[:], compute_grids(encoder, pixels))
+    assert count_new_grids(encoder, list(pixels[1:]), encoder, tmp_path, half=False)[1] == 0
 
 
 def test_float16_is_near_and_half_as_large(tmp_path, encoder):
@@ -91,9 +91,9 @@ def test_changed_weights_have_other_grids(tmp_path, encoder):
     cached_grids(images, encoder, tmp_path / "cache")
     with torch.no_grad():
         next(encoder.parameters())[0, 0, 0, 0] += 1
-    found, seen = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
-    assert seen == 3
-    assert_close(found[:], compute_grids(encoder, images))
+    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
+    assert new == 3
+    assert_close(grids[:], compute_grids(encoder, images))
 
 
 def test_the_fingerprint_depends_on_preparation_size_and_type(encoder):
@@ -130,12 +130,12 @@ def test_no_gradients_are_compute_grids(tmp_path, encoder):
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux has /proc/self/maps")
 def test_files_are_mapped_into_memory(tmp_path, encoder):
-    found = cached_grids(photos(tmp_path, 2), encoder, tmp_path / "cache")
+    grids = cached_grids(photos(tmp_path, 2), encoder, tmp_path / "cache")
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
     assert str(file) in Path("/proc/self/maps").read_text()
-    before = found[:].clone()
-    found[:].zero_()  # the returned tensor is a copy
-    assert_array_equal(found[:], before)
+    before = grids[:].clone()
+    grids[:].zero_()  # the returned tensor is a copy
+    assert_array_equal(grids[:], before)
 
 
 def test_the_modes_of_the_encoder_are_restored(tmp_path, encoder):
@@ -215,7 +215,7 @@ class Stopping(Counting):
 
     def forward(self, image):
         grid = super().forward(image)
-        if self.seen > self.after:
+        if self.encoded > self.after:
             os._exit(9)
         return grid
 
@@ -239,9 +239,9 @@ def test_a_killed_run_leaves_the_files_it_finished(tmp_path, encoder):
     process.join()
     assert process.exitcode == 9
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
-    found, seen = count_new_grids(encoder, images, encoder, tmp_path / "cache")
-    assert seen == 5
-    assert_close(found[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
+    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache")
+    assert new == 5
+    assert_close(grids[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
 
 
 @pytest.mark.usefixtures("small_files")
@@ -252,9 +252,9 @@ def test_grids_before_an_image_that_cannot_be_read_are_not_lost(tmp_path, encode
         with pytest.raises(ValueError, match=r"photo-0-5\.png is cut short or broken"):
             cached_grids(images, encoder, tmp_path / "cache")
     del images[5]
-    found, written = count_new_grids(encoder, images, encoder, tmp_path / "cache")
-    assert written == 2  # the first file had three, the second was cut off after two
-    assert_close(found[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
+    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache")
+    assert new == 2  # the first file had three, the second was cut off after two
+    assert_close(grids[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path, encoder, monkeypatch):
@@ -272,8 +272,8 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, encoder, monkeypatch
 def test_old_temporary_files_are_removed_and_young_ones_left(tmp_path, encoder):
     images = photos(tmp_path, 1)
     cached_grids(images, encoder, tmp_path / "cache")
-    (place,) = (tmp_path / "cache").iterdir()
-    old, young = place / ".a.safetensors.0123abcd.tmp", place / ".b.safetensors.0123abcd.tmp"
+    (folder,) = (tmp_path / "cache").iterdir()
+    old, young = folder / ".a.safetensors.0123abcd.tmp", folder / ".b.safetensors.0123abcd.tmp"
     for path in (old, young):
         path.write_bytes(b"cut")
     os.utime(old, (time.time() - 2 * files.LEFTOVER_AGE,) * 2)

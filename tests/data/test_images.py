@@ -272,12 +272,12 @@ def test_bytes_raise(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     """Three images, one of them in a subfolder."""
-    place = tmp_path / "photos"
-    (place / "more").mkdir(parents=True)
+    photos = tmp_path / "photos"
+    (photos / "more").mkdir(parents=True)
     for name in ("a.jpg", "b.PNG", "more/c.jpg"):
-        (place / name).write_bytes(b"x")
-    (place / "notes.txt").write_text("no image")
-    return place
+        (photos / name).write_bytes(b"x")
+    (photos / "notes.txt").write_text("no image")
+    return photos
 
 
 def write_table(tmp_path, text, name="captions.tsv"):
@@ -301,11 +301,11 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_captions_are_grouped_by_image(tmp_path, folder, name):
-    found = read_captions(write_table(tmp_path, TABLES[name], name), str(folder))
-    assert found.images == [folder / "b.PNG", folder / "a.jpg", folder / "more/c.jpg"]
-    assert found.captions == [['A dog , "Rex" .', "Two dogs"], ["A cat ."], ["A tree"]]
-    assert found.left_out == LeftOut(0, [], [], [])
-    assert str(found.left_out) == ""
+    table = read_captions(write_table(tmp_path, TABLES[name], name), str(folder))
+    assert table.images == [folder / "b.PNG", folder / "a.jpg", folder / "more/c.jpg"]
+    assert table.captions == [['A dog , "Rex" .', "Two dogs"], ["A cat ."], ["A tree"]]
+    assert table.left_out == LeftOut(0, [], [], [])
+    assert str(table.left_out) == ""
 
 
 def test_images_without_captions_and_captions_without_images_are_listed(tmp_path, folder):
@@ -349,7 +349,7 @@ def test_every_caption_is_in_one_batch_with_captions_of_similar_length():
     images = [number // 2 for number in range(53)]
     batches = CaptionBatches(images, captions, 8, (0, 3))
     assert len(batches) == 7
-    seen = []
+    numbers = []
     for batch in batches:
         lengths = (batch.words != 0).sum(dim=1) - 2
         assert lengths.max() - lengths.min() <= 2
@@ -359,8 +359,8 @@ def test_every_caption_is_in_one_batch_with_captions_of_similar_length():
             number = row[1] - 10
             assert row[1 : length + 1] == captions[number]
             assert image == images[number]
-            seen.append(number)
-    assert sorted(seen) == list(range(53))
+            numbers.append(number)
+    assert sorted(numbers) == list(range(53))
     again = CaptionBatches(images, captions, 8, (0, 3))
     assert [batch.images.tolist() for batch in again] == [batch.images.tolist() for batch in batches]
     other = CaptionBatches(images, captions, 8, (0, 4))
@@ -407,9 +407,9 @@ def test_wrong_types_and_lengths_raise():
 
 
 def test_a_column_of_a_frame_is_taken_in_its_order():
-    frame = pd.DataFrame({"image": ["a", "b", "c"], "said": ["one", "two", "three"]}).iloc[[2, 0]]
+    frame = pd.DataFrame({"image": ["a", "b", "c"], "caption": ["one", "two", "three"]}).iloc[[2, 0]]
     assert as_images(frame["image"]) == ["c", "a"]
-    assert match_captions(frame["image"], frame["said"])[:2] == ([0, 1], [["three"], ["one"]])
+    assert match_captions(frame["image"], frame["caption"])[:2] == ([0, 1], [["three"], ["one"]])
 
 
 def test_a_seeded_fraction_is_held_out():

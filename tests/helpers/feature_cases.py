@@ -17,10 +17,10 @@ class Counting(SmallResNet):
 
     def __init__(self, channels=5, image_size=24):
         super().__init__(channels, image_size)
-        self.seen = 0
+        self.encoded = 0
 
     def forward(self, image):
-        self.seen += len(image)
+        self.encoded += len(image)
         return super().forward(image)
 
 
@@ -55,15 +55,15 @@ def compute_grids(encoder, images):
 
 
 def count_new_grids(encoder, *arguments, **settings):
-    """The cached grids, and the number of grids that were written for them."""
-    written = []
+    """The cached grids, and the number of grids that were new."""
+    new = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            module, "write_file", lambda cache, keys, grids: (written.extend(keys), write_file(cache, keys, grids))
+            module, "write_file", lambda cache, keys, grids: (new.extend(keys), write_file(cache, keys, grids))
         )
         cached = cached_grids(*arguments, **settings, progress=False)
-    assert encoder.seen >= len(written)
-    return cached, len(written)
+    assert encoder.encoded >= len(new)
+    return cached, len(new)
 
 
 class Scaled(nn.Module):

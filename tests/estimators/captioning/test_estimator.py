@@ -26,19 +26,19 @@ SHORT = TINY | {"epochs": 3}
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["soft", "hard"])
 def test_captions_of_scenes_are_exact_and_nouns_look_at_their_objects(attention):
-    learned, held = scenes(2000, seed=1), scenes(100, seed=2)
-    captioner = Captioner(attention, **SCENES).fit(learned.images, learned.captions)
-    told = captioner.caption(held.images, beam=3)
-    assert np.mean([one == other for one, other in zip(told, held.captions, strict=True)]) >= 0.9
+    training, test = scenes(2000, seed=1), scenes(100, seed=2)
+    captioner = Captioner(attention, **SCENES).fit(training.images, training.captions)
+    captions = captioner.caption(test.images, beam=3)
+    assert np.mean([one == other for one, other in zip(captions, test.captions, strict=True)]) >= 0.9
     lifts = []
     for scene in range(40):
-        found = captioner.evidence(held.images[scene], held.captions[scene])
-        assert found.words == held.captions[scene].split()
-        grid = found.weight.shape[1]
-        lifts += [found.weight[noun][held.cells(scene, noun, grid)].mean() * grid**2 for noun in held.nouns[scene]]
+        evidence = captioner.evidence(test.images[scene], test.captions[scene])
+        assert evidence.words == test.captions[scene].split()
+        grid = evidence.weight.shape[1]
+        lifts += [evidence.weight[noun][test.cells(scene, noun, grid)].mean() * grid**2 for noun in test.nouns[scene]]
     assert np.mean(lifts) >= 3  # relative to equal weights
     assert np.mean(np.array(lifts) >= 3) >= 0.8
-    assert captioner.score(held.images, held.captions) > 90
+    assert captioner.score(test.images, test.captions) > 90
 
 
 def test_a_loaded_model_is_the_saved_one(tiny, few, tmp_path):
@@ -78,45 +78,47 @@ def test_one_seed_one_result_and_the_users_encoder_is_not_changed(few):
 
 def test_captions_in_a_batch_are_those_of_single_images(tiny, few):
     together = tiny.caption(few.images[:9], beam=4)
-    assert [tiny.caption(few.images[place : place + 1], beam=4)[0] for place in range(9)] == together
+    assert [tiny.caption(few.images[index : index + 1], beam=4)[0] for index in range(9)] == together
     assert len(tiny.caption(few.images[:2], beam=1)) == 2
     assert tiny.caption([]) == []
 
 
 def test_scores_use_all_references(tiny, few):
-    told = tiny.caption(few.images[:9])
-    found = tiny.scores(few.images[:9], [[caption, own] for caption, own in zip(few.captions[:9], told, strict=True)])
-    assert list(found) == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D"]
-    assert found["BLEU-1"] == pytest.approx(100)
+    captions = tiny.caption(few.images[:9])
+    scores = tiny.scores(
+        few.images[:9], [[caption, own] for caption, own in zip(few.captions[:9], captions, strict=True)]
+    )
+    assert list(scores) == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D"]
+    assert scores["BLEU-1"] == pytest.approx(100)
     assert tiny.score(few.images[:9], few.captions[:9]) == tiny.scores(few.images[:9], few.captions[:9])["BLEU-4"]
 
 
 def test_evidence_of_each_word_as_a_table_and_a_picture(tiny, few):
     pytest.importorskip("matplotlib").use("Agg")
-    found = tiny.evidence(few.images[0], "all is red today", top=3)
-    assert found.caption == "all is red today"
-    assert found.weight.shape == (4, 2, 2)
-    assert_close(found.weight.sum(axis=(1, 2)), np.ones(4), atol=1e-5, rtol=0)
-    frame = found.to_frame()
+    evidence = tiny.evidence(few.images[0], "all is red today", top=3)
+    assert evidence.caption == "all is red today"
+    assert evidence.weight.shape == (4, 2, 2)
+    assert_close(evidence.weight.sum(axis=(1, 2)), np.ones(4), atol=1e-5, rtol=0)
+    frame = evidence.to_frame()
     assert list(frame.columns) == ["place", "word", "rank", "row", "column", "weight"]
     assert len(frame) == 12
     best = frame[frame["rank"] == 1].iloc[2]
-    assert best["weight"] == found.weight[2].max() == found.weight[2, best["row"], best["column"]]
+    assert best["weight"] == evidence.weight[2].max() == evidence.weight[2, best["row"], best["column"]]
     assert len(tiny.evidence(few.images[0]).to_frame()) == 4 * len(tiny.evidence(few.images[0]))
-    assert found.plot() is not None
+    assert evidence.plot() is not None
 
 
 def test_a_frozen_encoder_encodes_each_image_once(few, tmp_path):
-    encoder, seen = MeanColours(), []
+    encoder, counts = MeanColours(), []
     settings = SHORT | {"encoder": encoder, "cache": tmp_path / "cache"}
-    encoder.register_forward_hook(lambda module, images, grid: seen.append(len(images[0])))
+    encoder.register_forward_hook(lambda module, images, grid: counts.append(len(images[0])))
     first = Captioner(**settings).fit(few.images, few.captions)
-    assert sum(seen) < 40 + 10, "each image once in three epochs, and a few to know the shape of a grid"
+    assert sum(counts) < 40 + 10, "each image once in three epochs, and a few to know the shape of a grid"
     assert first.evidence(few.images[0]).weight.shape[1:] == (3, 3)
     assert first.get_params()["encoder"] is encoder
-    seen.clear()
+    counts.clear()
     again = Captioner(**settings).fit(few.images, few.captions)
-    assert sum(seen) < 10
+    assert sum(counts) < 10
     assert again.history_ == first.history_
     assert Captioner(**settings | {"cache": None}).fit(few.images, few.captions).history_ == first.history_
     with pytest.raises(ValueError, match=r"has other grids than the encoder computes now"):
@@ -163,17 +165,17 @@ def test_a_run_is_not_resumed_with_other_data(few, tmp_path, other):
 
 
 def test_columns_of_images_and_captions_are_taken_in_their_order(few):
-    frame = pd.DataFrame({"image": list(few.images), "said": few.captions}).sample(frac=1, random_state=3)
+    frame = pd.DataFrame({"image": list(few.images), "caption": few.captions}).sample(frac=1, random_state=3)
     settings = TINY | {"epochs": 1}
-    ours = Captioner(**settings).fit(frame["image"], frame["said"])
-    right = Captioner(**settings).fit(list(frame["image"]), list(frame["said"]))
+    ours = Captioner(**settings).fit(frame["image"], frame["caption"])
+    right = Captioner(**settings).fit(list(frame["image"]), list(frame["caption"]))
     assert ours.history_ == right.history_
-    assert ours.scores(frame["image"], frame["said"]) == right.scores(list(frame["image"]), list(frame["said"]))
+    assert ours.scores(frame["image"], frame["caption"]) == right.scores(list(frame["image"]), list(frame["caption"]))
 
 
 def test_captions_without_a_word_are_not_used_in_validation(few):
     captions = list(few.captions)
-    captions[held_places(few)[0]] = "..."
+    captions[held_out_indices(few)[0]] = "..."
     with pytest.warns(UserWarning, match="1 validation images whose captions have no word"):
         captioner = Captioner(**TINY | {"epochs": 1}).fit(few.images, captions)
     assert captioner.left_out_["unscored"] == 1
@@ -192,9 +194,9 @@ def test_unknown_words_are_not_written_and_a_caption_is_one_line(few, tiny):
         sure.read.bias[unknown] += 1000
         sure.read.bias[END] -= 1000
     for size in (1, 3):
-        found = caption_tokens(sure, [grid], tiny.tokenizer_, 7, beam=size)
-        assert [len(one) for one in found] == [7, 7, 7]
-        assert all(unknown not in one for one in found)
+        tokens = caption_tokens(sure, [grid], tiny.tokenizer_, 7, beam=size)
+        assert [len(one) for one in tokens] == [7, 7, 7]
+        assert all(unknown not in one for one in tokens)
     assert caption_text(Lines(), [1, 2]) == "two lines"
 
 
@@ -218,11 +220,11 @@ def test_a_warning_says_what_is_left_out(few):
     with pytest.warns(UserWarning, match=r"captions that are too long"):
         captioner = Captioner(**TINY | {"longest": 9, "epochs": 1}).fit(few.images, few.captions)
     assert captioner.left_out_["long"] == sum(len(caption.split()) > 9 for caption in few.captions) - sum(
-        len(few.captions[place].split()) > 9 for place in held_places(few)
+        len(few.captions[index].split()) > 9 for index in held_out_indices(few)
     )
 
 
-def held_places(few):
+def held_out_indices(few):
     return sorted(np.random.default_rng(0).permutation(len(few.images))[: round(0.25 * len(few.images))])
 
 

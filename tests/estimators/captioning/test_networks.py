@@ -9,16 +9,16 @@ from regard.estimators.captioning.networks import EncodedImages, GridEncoder, ma
 
 
 class Itself(nn.Module):
-    """Every pixel is a cell; `seen` has the number of images of each call."""
+    """Every pixel is a cell; `counts` has the number of images of each call."""
 
     image_size = 5
 
     def __init__(self):
         super().__init__()
-        self.weight, self.seen = nn.Parameter(torch.ones(1)), []
+        self.weight, self.counts = nn.Parameter(torch.ones(1)), []
 
     def forward(self, image):
-        self.seen.append(len(image))
+        self.counts.append(len(image))
         return image * self.weight
 
 
@@ -33,10 +33,10 @@ def cells(images):
 def test_images_are_chosen_by_index_and_encoded_once():
     encoder, images = Itself(), pictures()
     grids = EncodedImages(GridEncoder(encoder), images)
-    encoder.seen.clear()
+    encoder.counts.clear()
     indices = torch.tensor([6, 2, 2, 0, 6])
     assert_close(grids(indices), cells(images[indices]))
-    assert encoder.seen == [3]
+    assert encoder.counts == [3]
 
 
 def test_half_of_the_images_are_mirrored_in_training_only():
@@ -46,13 +46,13 @@ def test_half_of_the_images_are_mirrored_in_training_only():
     assert_close(grids(indices), cells(images))
     grids.encoder.train()
     torch.manual_seed(0)
-    found, other = grids(indices), grids(indices)
+    first, second = grids(indices), grids(indices)
     plain, mirrored = (
-        [torch.equal(a, b) for a, b in zip(found, cells(way), strict=True)] for way in (images, images[:, :, ::-1])
+        [torch.equal(a, b) for a, b in zip(first, cells(way), strict=True)] for way in (images, images[:, :, ::-1])
     )
     assert all(a != b for a, b in zip(plain, mirrored, strict=True))
     assert 30 < sum(mirrored) < 71
-    assert not torch.equal(found, other)
+    assert not torch.equal(first, second)
     grids.mirror = False
     assert_close(grids(indices), cells(images))
 

@@ -27,20 +27,30 @@ def split(captions, references):
 
 def slow_cider(captions, references):
     """By vectors over all n-grams, in NumPy."""
-    said, meant = split(captions, references)
-    scores = np.zeros((len(said), 4))
+    caption_words, reference_words = split(captions, references)
+    scores = np.zeros((len(caption_words), 4))
     for n in range(1, 5):
 
         def runs(sentence, n=n):
             return [" ".join(sentence[i : i + n]) for i in range(len(sentence) - n + 1)]
 
-        every = sorted({gram for s in [*said, *(one for several in meant for one in several)] for gram in runs(s)})
-        documents = np.array([max(1, sum(any(g in runs(s) for s in several) for several in meant)) for g in every])
+        every = sorted(
+            {
+                gram
+                for s in [*caption_words, *(one for several in reference_words for one in several)]
+                for gram in runs(s)
+            }
+        )
+        documents = np.array(
+            [max(1, sum(any(g in runs(s) for s in several) for several in reference_words)) for g in every]
+        )
 
         def vector(sentence, every=every, documents=documents, runs=runs):
-            return np.array([runs(sentence).count(g) for g in every]) * (np.log(len(meant)) - np.log(documents))
+            return np.array([runs(sentence).count(g) for g in every]) * (
+                np.log(len(reference_words)) - np.log(documents)
+            )
 
-        for image, (caption, several) in enumerate(zip(said, meant, strict=True)):
+        for image, (caption, several) in enumerate(zip(caption_words, reference_words, strict=True)):
             for reference in several:
                 a, b = vector(caption), vector(reference)
                 length = np.linalg.norm(a) * np.linalg.norm(b)
@@ -136,9 +146,9 @@ def test_case_and_punctuation_are_ignored():
 
 
 def test_captions_equal_to_a_reference_have_the_maximum_score():
-    found = caption_scores(["a b c d", "e f g h"], [["a b c d"], ["e f g h", "E F G H !"]])
-    assert list(found) == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D"]
-    assert list(found.values()) == pytest.approx([100, 100, 100, 100, 10])
+    scores = caption_scores(["a b c d", "e f g h"], [["a b c d"], ["e f g h", "E F G H !"]])
+    assert list(scores) == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D"]
+    assert list(scores.values()) == pytest.approx([100, 100, 100, 100, 10])
 
 
 @pytest.mark.parametrize(

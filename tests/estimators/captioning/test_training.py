@@ -53,10 +53,10 @@ def test_grids_are_scaled_by_those_of_training_images():
     images = np.random.default_rng(0).integers(0, 256, (8, 3, 3, 3), dtype=np.uint8)
     held = np.full((5, 3, 3, 3), 255, np.uint8)
     captions = [f"{word} it is" for word in "abcdefgh"]
-    found = Captioner(encoder=Whole(), **TINY).fit(images, captions, validation=(held, captions[:5]))
+    captioner = Captioner(encoder=Whole(), **TINY).fit(images, captions, validation=(held, captions[:5]))
     grid = torch.tensor(images / 255).float().flatten(0, 2)
-    assert_close(found.decoder_.centre, grid.mean(dim=0), rtol=1e-3, atol=1e-3)
-    assert_close(found.decoder_.width, grid.std(dim=0, correction=0), rtol=1e-3, atol=1e-3)
+    assert_close(captioner.decoder_.centre, grid.mean(dim=0), rtol=1e-3, atol=1e-3)
+    assert_close(captioner.decoder_.width, grid.std(dim=0, correction=0), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:epoch 1 of 2 has the best validation")
