@@ -80,7 +80,11 @@ def check_noise(noise: float) -> None:
 
 
 class PlantedBags(NamedTuple):
-    """Bags, their noisy targets, and the u and v that the targets come from."""
+    """Bags, their noisy targets, and the u and v that the targets come from.
+
+    >>> planted_bags(60)._fields
+    ('bags', 'y', 'u', 'v')
+    """
 
     bags: Floats  # [count, size, features]
     y: Floats  # [count]
