@@ -9,9 +9,17 @@ from statsmodels.nonparametric.kernel_regression import KernelReg
 
 import regard
 from regard import NadarayaWatson
+from regard.estimators.tables import metric_learning
 
 # statsmodels draws the start of its search from NumPy's old generator, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:After 0.17:FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """The metrics of these tests need fewer steps."""
+    for name, steps in {"STRETCH": 80, "MIXING": 100, "LINEAR": 40, "LAST": 20}.items():
+        monkeypatch.setattr(metric_learning, f"{name}_STEPS", steps)
 
 
 @pytest.mark.parametrize("order", [0, 1])

@@ -3,7 +3,6 @@ Python gives.
 """
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -268,8 +267,9 @@ def test_a_folder_without_a_model_raises(here):
     assert ". is not a model folder: it has no config.json" in refused("info", ".")
 
 
-def test_the_help_fits_one_screen():
-    lines = typed("fit", "table", "--help", env={**os.environ, "COLUMNS": "120"}).stdout.splitlines()
+def test_the_help_fits_one_screen(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = run("fit", "table", "--help").stdout.splitlines()
     assert len(lines) < 30
     assert sum(line.startswith("  --") for line in lines) == 16  # an option, a line
 

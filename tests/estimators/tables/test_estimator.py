@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import regard
 from regard import NadarayaWatson, NadarayaWatsonClassifier
+from regard.estimators.tables.bandwidth import GRID, RIDGES
 
 
 @parametrize_with_checks(
@@ -40,7 +41,11 @@ from regard import NadarayaWatson, NadarayaWatsonClassifier
         )
     ),
 )
-def test_scikit_learns_checks(estimator, check):
+def test_scikit_learns_checks(estimator, check, monkeypatch):
+    # The checks are of the interface: a coarse search and a short training are enough.
+    monkeypatch.setattr("regard.estimators.tables.bandwidth.GRID", GRID[::4])
+    monkeypatch.setattr("regard.estimators.tables.bandwidth.RIDGES", RIDGES[:1])
+    monkeypatch.setattr("regard.estimators.tables.metric_learning.STRETCH_STEPS", 20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
+from regard.estimators.settings import seed_of
 from regard.estimators.tables.metric_learning import Observations, learn_metric
 from regard.estimators.tables.smoother import (
     KERNELS,
@@ -79,9 +80,9 @@ class BandwidthChoice(NamedTuple):
 
 
 def choose_bandwidth(
-    smoother: Smoother, columns: Columns, bandwidth: Bandwidth, metric: str, seed: Callable[[], int], progress: bool
+    smoother: Smoother, columns: Columns, bandwidth: Bandwidth, metric: str, random_state: object, progress: bool
 ) -> BandwidthChoice:
-    """The smoother with the requested bandwidth; on entry it has Scott's. `seed` is called only if it is needed."""
+    """The smoother with the requested bandwidth; on entry it has Scott's."""
     if metric != "scalar" and not (isinstance(bandwidth, str) and bandwidth in (*SEARCHES, "learn")):
         raise ValueError(
             f"metric={metric!r} says what is searched or learned: it needs bandwidth='cv' or 'aicc' for one a column,"
@@ -96,8 +97,8 @@ def choose_bandwidth(
     if bandwidth in SEARCHES:
         if metric == "full":
             raise ValueError(f"metric='full' is learned by gradient: bandwidth='learn', got bandwidth={bandwidth!r}")
-        return search_bandwidth(smoother, bandwidth, metric, seed(), progress)
-    return learn_bandwidth(smoother, metric, seed(), progress)
+        return search_bandwidth(smoother, bandwidth, metric, seed_of(random_state), progress)
+    return learn_bandwidth(smoother, metric, seed_of(random_state), progress)
 
 
 def set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -> Smoother:

@@ -90,7 +90,7 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
             bandwidth = 1.0 if callable(self.kernel) else "scott"
         start = apply_rule(self._make_smoother(value[self.row_index_], weight), "scott")
         self.smoother_, self.criterion_, self.history_ = choose_bandwidth(
-            start, self.columns_, bandwidth, self.metric, self._seed, self.verbose
+            start, self.columns_, bandwidth, self.metric, self.random_state, self.verbose
         )
         return self
 
@@ -127,10 +127,6 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
         """New rows as the smoother takes them."""
         return self._rows(self._encode(X))
 
-    def _seed(self) -> int:
-        """One seed for all random numbers."""
-        return seed_of(self.random_state)
-
     @property
     def bandwidth_(self) -> Floats:
         """One for each column (λ for a categorical one), or the matrix H of the numeric ones; in units of the scale."""
@@ -149,7 +145,7 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
         smoother = self.smoother_
         if len(smoother.rows) < 2:
             raise ValueError(f"leaving a row out needs two rows, got {len(smoother.rows)}")
-        rows = left_out_rows(smoother, PAIRS_MANY_FACTORS, self._seed())
+        rows = left_out_rows(smoother, PAIRS_MANY_FACTORS, seed_of(self.random_state))
         mean, _ = smoother.predict(smoother.rows[rows], rows)
         return smoother.value[rows], mean, None if smoother.weight is None else smoother.weight[rows]
 
@@ -189,9 +185,9 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
         query = self._query(X)
         most = checked_top(top, len(self.smoother_.rows), "rows")
         check_memory(len(query), most, "rows")
-        index, weight, rest = top_rows(self.smoother_, query, most)
-        rows = np.where(index < 0, -1, self.row_index_[index])
-        return Evidence(rows, weight, rest, self._evidence_table(), self.labels_, row_labels(X))
+        found = top_rows(self.smoother_, query, most)
+        rows = np.where(found.index < 0, -1, self.row_index_[found.index])
+        return Evidence(rows, found.weight, found.rest, self._evidence_table(), self.labels_, row_labels(X))
 
     def _evidence_table(self) -> dict[str, Labels]:
         """Targets and features of the training rows, as they were given."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,16 +86,8 @@ class Evidence:
         return axes
 
 
-class TopRows(NamedTuple):
-    """The largest weights of each query, as in `Evidence`."""
-
-    row: Indices  # [queries, top]
-    weight: Floats  # [queries, top]
-    rest: Floats  # [queries]
-
-
-def top_rows(smoother: Smoother, query: Rows, top: int) -> TopRows:
-    """The rows with the largest weights, their weights, and the sum of all others."""
+def top_rows(smoother: Smoother, query: Rows, top: int) -> Evidence:
+    """The rows of the smoother with the largest weights, their weights, and the sum of all others."""
     by_distance = smoother.order == 0 and smoother.weight is None and not len(smoother.category_bandwidth)
     by_name = isinstance(smoother.kernel, str) and smoother.kernel in KERNELS
     if by_distance and by_name and len(query) * len(smoother.rows) >= TREE_PAIRS:
@@ -111,14 +103,14 @@ def top_rows(smoother: Smoother, query: Rows, top: int) -> TopRows:
         index = np.argpartition(-size, top - 1, axis=1)[:, :top]
         index = np.take_along_axis(index, np.argsort(-np.take_along_axis(size, index, 1), axis=1, kind="stable"), 1)
         largest = np.take_along_axis(weight, index, 1)
-        blocks.append(TopRows(np.where(largest == 0, -1, index), largest, weight.sum(axis=1) - largest.sum(axis=1)))
+        blocks.append((np.where(largest == 0, -1, index), largest, weight.sum(axis=1) - largest.sum(axis=1)))
     if not blocks:
-        return TopRows(np.empty((0, top), int), np.empty((0, top)), np.empty(0))
+        return Evidence(np.empty((0, top), int), np.empty((0, top)), np.empty(0))
     index, weight, rest = (np.concatenate(part) for part in zip(*blocks, strict=True))
-    return TopRows(index, weight, np.where(np.abs(rest) < 1e-12, 0.0, rest))
+    return Evidence(index, weight, np.where(np.abs(rest) < 1e-12, 0.0, rest))
 
 
-def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> TopRows:
+def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
     """The same by a k-d tree: for many pairs, if the weight falls with the distance."""
     points = smoother.points(query, smoother.value[:, :1])
     distance, index = KDTree(points.key).query(points.query, k=top, workers=-1)
@@ -129,7 +121,7 @@ def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> TopRows:
     weight = np.where(empty, 0.0, np.exp(np.minimum(score - np.where(empty, 0.0, log_weight), 0.0)))
     tied = empty & (distance <= distance[:, :1] * (1 + 1e-12))
     weight = np.where(tied, 1 / np.maximum(1, tied.sum(axis=1, keepdims=True)), weight)
-    return TopRows(np.where(weight > 0, index, -1), weight, np.maximum(0.0, 1 - weight.sum(axis=1)))
+    return Evidence(np.where(weight > 0, index, -1), weight, np.maximum(0.0, 1 - weight.sum(axis=1)))
 
 
 def local_linear_weight(smoother: Smoother, query: Rows, weight: Floats) -> Floats:
