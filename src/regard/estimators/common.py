@@ -21,37 +21,6 @@ Given = ParamSpec("Given")
 Model = TypeVar("Model")
 
 
-def check_whole(estimator: Any, names: Iterable[str]) -> None:
-    """These settings count something."""
-    for name in names:
-        positive(name, getattr(estimator, name))
-
-
-def check_between(estimator: Any, /, **ranges: tuple[float, float]) -> None:
-    """These settings are numbers above the first and below the second of their range."""
-    for name, (low, high) in ranges.items():
-        value = getattr(estimator, name)
-        if not is_number(value) or not low < value < high:
-            raise ValueError(f"{name} must be a number above {low} and below {high}, got {value!r}")
-
-
-def check_from_zero(estimator: Any, /, **below: float) -> None:
-    """These settings are numbers of at least 0, and below what is given."""
-    for name, high in below.items():
-        value = getattr(estimator, name)
-        if not is_number(value) or not 0 <= value < high:
-            limit = "" if high == math.inf else f" and below {high}"
-            raise ValueError(f"{name} must be a number of at least 0{limit}, got {value!r}")
-
-
-def check_choice(estimator: Any, /, **choices: tuple[Any, ...]) -> None:
-    """These settings are one of some words, or of true and false."""
-    for name, known in choices.items():
-        if getattr(estimator, name) not in known:
-            *words, last = map(str, known)
-            raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {getattr(estimator, name)!r}")
-
-
 def saved_history(history: History) -> dict[str, Any]:
     """A history as JSON, without the losses. The names are part of the format of saved models."""
     best = {"best_epoch": history.best_epoch, "averaged": history.averaged, "best": history.best}

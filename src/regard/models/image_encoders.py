@@ -15,7 +15,6 @@ Any module with that signature is an encoder; `check_grid` checks it. Those here
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,17 +26,6 @@ from regard.checks import positive
 from regard.torch_modes import restored_modes
 
 INSTALL = 'pip install "regard[vision]"'
-
-
-@runtime_checkable
-class Encoder(Protocol):
-    """What the encoders here have besides `forward`."""
-
-    image_size: int
-    channels: int
-
-    def prepare(self, images: NDArray[np.uint8]) -> Tensor:
-        """The input of the network, from images [batch, height, width, 3]."""
 
 
 def scale_pixels(images: NDArray[np.uint8], mean: float, scale: float) -> Tensor:
