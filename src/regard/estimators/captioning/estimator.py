@@ -25,7 +25,7 @@ from regard.data.images import (
     read_images,
 )
 from regard.data.tokenizers import SPECIAL_TOKENS, START, bpe_tokenizer, tokenizer_from_json, word_tokenizer
-from regard.estimators.captioning.evidence import CaptionEvidence
+from regard.estimators.captioning.evidence import CaptionEvidence, caption_scores, has_words
 from regard.estimators.captioning.networks import (
     GridEncoder,
     Grids,
@@ -36,7 +36,6 @@ from regard.estimators.captioning.networks import (
     make_encoder,
     open_grids,
 )
-from regard.estimators.captioning.scores import caption_scores, has_words
 from regard.estimators.captioning.training import (
     Captions,
     TrainingData,

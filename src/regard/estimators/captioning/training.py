@@ -18,8 +18,8 @@ from regard.data.images import (
     split_images,
 )
 from regard.data.tokenizers import PADDING
+from regard.estimators.captioning.evidence import caption_scores, has_words
 from regard.estimators.captioning.networks import GridEncoder, Grids, caption_text, caption_tokens
-from regard.estimators.captioning.scores import caption_scores, has_words
 from regard.models.captioner import CaptionDecoder
 
 if TYPE_CHECKING:

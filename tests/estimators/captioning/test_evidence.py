@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from regard.estimators.captioning.scores import bleu, caption_scores, cider_d, words
+from regard.estimators.captioning.evidence import bleu, caption_scores, cider_d, words
 
 
 def corpus(seed, images=13, most_references=5, vocabulary=7):
