@@ -30,8 +30,8 @@ class Output:
 
 def subjects() -> dict[str, AnySubject]:
     """The subjects by the names of their commands."""
-    found = [getattr(subject_module(name, "command"), "SUBJECT", None) for name in SUBJECTS]
-    return {each.name: each for each in found if each is not None}
+    found = [subject_module(name, "command").SUBJECT for name in SUBJECTS]
+    return {each.name: each for each in found}
 
 
 class FitGroup(typer.core.TyperGroup):
@@ -155,7 +155,8 @@ def _option(one: Setting) -> Any:
     if one.parse is None:
         kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
     metavar = None if kind is bool else METAVARS[kind] if not one.choices else "WORD"
-    choices = f": {', '.join(map(str, one.choices))}" if one.choices and one.parse is None else ""
+    named = one.parse is not None or all(str(choice) in one.help for choice in one.choices)
+    choices = "" if named else f": {', '.join(map(str, one.choices))}"
     if _is_argument(one):
         return Annotated[_optional(kind, one), typer.Argument(help=one.help, metavar="FILE")]
     shown = not any(one.default is none for none in (None, REQUIRED, False, ""))
