@@ -9,7 +9,6 @@ from sklearn.base import BaseEstimator, clone
 
 import regard.estimators
 from regard.estimators.settings import (
-    REQUIRED,
     Seeded,
     check_settings,
     saved_settings,
@@ -30,12 +29,12 @@ def check_even(name, value):
 class Base(Seeded, BaseEstimator):
     """A base."""
 
-    kind: Literal["a", "b"] | None = setting("a", "which kind", kw_only=False)
-    count: int = setting(3, "how many")
-    rate: float = setting(0.5, "a rate", above=0, at_most=1)
-    size: int | None = setting(None, "a size")
-    width: int = setting(2, "an even width", check=check_even)
-    on: bool = setting(False, "whether it is on")
+    kind: Literal["a", "b"] | None = setting("which kind", default="a", kw_only=False)
+    count: int = setting("how many", default=3)
+    rate: float = setting("a rate", default=0.5, above=0, at_most=1)
+    size: int | None = setting("a size", default=None)
+    width: int = setting("an even width", default=2, check=check_even)
+    on: bool = setting("whether it is on", default=False)
 
 
 @with_settings
@@ -46,7 +45,7 @@ class Child(Base):
     """
 
     count: int = 7
-    name: str = setting("x", "a name")
+    name: str = setting("a name", default="x")
 
 
 def test_the_constructor_stores_what_it_is_given():
@@ -112,7 +111,7 @@ def test_infinity_is_no_value_of_a_number():
     class Open:
         """Open."""
 
-        rate: float = setting(1.0, "a rate", above=0)
+        rate: float = setting("a rate", default=1.0, above=0)
 
     check_settings(Open(rate=1e300))
     with pytest.raises(ValueError, match="rate must be a number above 0, got inf"):
@@ -137,11 +136,11 @@ def test_a_field_without_a_declaration_raises():
     class Fine:
         """Fine."""
 
-        size: int = setting(REQUIRED, "a size")
+        size: int = setting("a size")
 
     with pytest.raises(TypeError, match="size"):
         Fine()
-    with pytest.raises(TypeError, match=r"Bare\.size must be declared by setting\(default, help\)"):
+    with pytest.raises(TypeError, match=r"Bare\.size must be declared by setting\(help, default=…\)"):
 
         @with_settings
         class Bare:

@@ -23,9 +23,9 @@ Command = Any
 class Output:
     """What every `regard fit` takes."""
 
-    out: Path = setting(REQUIRED, "folder to write the model to")
-    seed: int = setting(0, "seed: one seed, one result", at_least=0)
-    quiet: bool = setting(False, "no progress bars and no messages")
+    out: Path = setting("folder to write the model to")
+    seed: int = setting("seed: one seed, one result", default=0, at_least=0)
+    quiet: bool = setting("no progress bars and no messages", default=False)
 
 
 def subjects() -> dict[str, AnySubject]:
@@ -159,12 +159,12 @@ def _option(one: Setting) -> Any:
     choices = "" if named else f": {', '.join(map(str, one.choices))}"
     if _is_argument(one):
         return Annotated[_optional(kind, one), typer.Argument(help=one.help, metavar="FILE")]
-    shown = not any(one.default is none for none in (None, REQUIRED, False, ""))
-    text = f"{one.help}{choices}" + (f" [{_words(one.default)}]" if shown else "")
+    shown = not any(one.default is hidden for hidden in (None, REQUIRED, True, False, ""))
+    text = f"{one.help}{choices}" + (f" [{one.default}]" if shown else "")
     if kind is bool:
         name = _typed(one)
-        names = (f"{name}/--no-{name[2:]}",) if one.default else (name,)
-        return Annotated[bool, typer.Option(*names, help=text, show_default=False)]
+        names = f"{name}/--no-{name[2:]}" if one.default else name
+        return Annotated[bool, typer.Option(names, help=text, show_default=False)]
     return Annotated[_optional(kind, one), typer.Option(_typed(one), help=text, metavar=metavar, show_default=False)]
 
 
@@ -197,11 +197,6 @@ def _value(one: Setting, typed: Any) -> Any:
     except ValueError as error:
         raise ValueError(f"{_typed(one)}: {error}") from None
     return value
-
-
-def _words(default: object) -> str:
-    """A default value as it is typed."""
-    return "yes" if default is True else str(default)
 
 
 def _typed(one: Setting) -> str:

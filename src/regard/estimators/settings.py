@@ -2,8 +2,8 @@
 
     @with_settings
     class Translator(BaseEstimator):
-        epochs: int = setting(30, "passes over the training pairs")
-        dropout: float = setting(0.3, "fraction of activations dropped in training", at_least=0, below=1)
+        epochs: int = setting("passes over the training pairs", default=30)
+        dropout: float = setting("fraction dropped in training", default=0.3, at_least=0, below=1)
 
 From the field come the constructor, the check in `fit` and its error (`check_settings`), the command's option and its
 help (`regard.cli.fit`), the row in the docs (`settings_table`), and the saved config (`saved_settings`). A subclass
@@ -122,9 +122,9 @@ SIMPLE: tuple[object, ...] = (int, float, bool, str)
 
 
 def setting(
-    default: Any,
     help: str,  # noqa: A002
     *,
+    default: Any = REQUIRED,
     kw_only: bool = True,
     check: Callable[[str, Any], object] | None = None,
     parse: Callable[[str], object] | None = None,
@@ -133,8 +133,8 @@ def setting(
 ) -> Any:
     """A field of a class `with_settings`.
 
-    default    its default value, or `REQUIRED`
     help       one line: it is shown in `--help`, in the class's docstring and in the docs
+    default    its default value; a setting without one is required
     kw_only    False: it may be given by position
     check      `(name, value)`, raises ValueError where the type and the bounds cannot say what must hold
     parse      turns the text of a command's option into a value, where the type is not simple
@@ -167,7 +167,7 @@ def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting
     above = (getattr(base, "__dataclass_fields__", {}).get(each.name) for base in cls.__mro__)
     declared = next((found.metadata[METADATA] for found in above if found and METADATA in found.metadata), None)
     if declared is None:
-        raise TypeError(f"{cls.__name__}.{each.name} must be declared by setting(default, help)")
+        raise TypeError(f"{cls.__name__}.{each.name} must be declared by setting(help, default=…)")
     kinds: list[object] = []
     choices: list[object] = []
     for member in _members(hint):
@@ -237,9 +237,9 @@ def _shown(default: object) -> str:
 class _Example:
     """What the examples in this file use."""
 
-    epochs: int = setting(3, "passes over the data")
-    dropout: float = setting(0.5, "fraction dropped", at_least=0, below=1)
-    speed: Literal["fast", "slow"] = setting("fast", "how fast")
+    epochs: int = setting("passes over the data", default=3)
+    dropout: float = setting("fraction dropped", default=0.5, at_least=0, below=1)
+    speed: Literal["fast", "slow"] = setting("how fast", default="fast")
 
 
 SEEDS = 2**64
@@ -268,24 +268,24 @@ def _check_seed(name: str, value: object) -> None:
 class Seeded:
     """What every estimator shares."""
 
-    random_state: int | None = setting(default=None, help="seed: one seed, one result", check=_check_seed, option=False)
-    verbose: bool = setting(default=True, help="show progress bars for work longer than a second", option=False)
+    random_state: int | None = setting("seed: one seed, one result", default=None, check=_check_seed, option=False)
+    verbose: bool = setting("show progress bars for work longer than a second", default=True, option=False)
 
 
 @with_settings
 class BaseTraining:
     """What the estimators that train for long share."""
 
-    accumulate: int = setting(1, "batches per optimizer step")
-    warm: int = setting(400, "steps in which the learning rate rises", at_least=0)
-    weight_decay: float = setting(0.01, "decay of the weight matrices per step, times the learning rate", at_least=0)
-    clip: float = setting(1.0, "largest norm of the gradient", above=0)
-    validation_fraction: float = setting(0.05, "fraction held out to choose the best weights", above=0, below=1)
-    patience: int | None = setting(None, "stop after so many validations without a better one; never by default")
+    accumulate: int = setting("batches per optimizer step", default=1)
+    warm: int = setting("steps in which the learning rate rises", default=400, at_least=0)
+    weight_decay: float = setting("decay of the weight matrices per step", default=0.01, at_least=0)
+    clip: float = setting("largest norm of the gradient", default=1.0, above=0)
+    validation_fraction: float = setting("fraction held out to choose the best weights", default=0.05, above=0, below=1)
+    patience: int | None = setting("validations without improvement before stopping", default=None)
 
 
 @with_settings
 class Training(BaseTraining):
     """The same, with a choice of the optimizer."""
 
-    optimizer: Literal["muon", "adamw"] = setting("muon", "muon learns more per step, adamw's steps cost less")
+    optimizer: Literal["muon", "adamw"] = setting("muon learns more per step; adamw is cheaper", default="muon")

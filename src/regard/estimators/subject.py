@@ -18,7 +18,7 @@ from rich.console import Console
 
 from regard.data.tables import INSTALL
 from regard.estimators import restore
-from regard.estimators.settings import REQUIRED, setting, settings_of, with_settings
+from regard.estimators.settings import setting, settings_of, with_settings
 from regard.saving import CONFIG, read_folder
 
 if TYPE_CHECKING:
@@ -101,19 +101,19 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 class TableOptions:
     """What all subjects that learn from a table share."""
 
-    file: Path = setting(REQUIRED, "a table with a header: .csv, .csv.gz, .tsv or .parquet", kw_only=False)
-    target: str = setting(REQUIRED, "column to predict")
-    kind: Literal["auto", "regression", "classification"] = setting("auto", "auto takes numbers for a regression")
-    drop: str = setting("", "columns to leave out, such as names of rows: a,b")
-    impute: bool = setting(False, "fill in missing cells, here and in predict, with medians and commonest values")
+    file: Path = setting("a table with a header: .csv, .tsv or .parquet", kw_only=False)
+    target: str = setting("column to predict")
+    kind: Literal["auto", "regression", "classification"] = setting("what to predict", default="auto")
+    drop: str = setting("columns to leave out, such as names of rows: a,b", default="")
+    impute: bool = setting("fill missing cells with medians or commonest values", default=False)
 
 
 @with_settings
 class RunOptions:
     """What all subjects with long trainings share."""
 
-    resume: bool = setting(False, "continue a stopped run, cached beside the model in MODEL.run")
-    tensorboard: Path | None = setting(None, "folder for TensorBoard logs")
+    resume: bool = setting("resume the stopped run in MODEL.run", default=False)
+    tensorboard: Path | None = setting("folder for TensorBoard logs", default=None)
 
 
 def run_folder(out: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from regard.data import table_checks, table_roles, tables
 from regard.data.bags import Bags, as_bags, group_targets
 from regard.data.table_roles import Schema, column_kinds
-from regard.estimators.settings import REQUIRED, setting, with_settings
+from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import Fitted, Subject, TableOptions, make, with_matplotlib
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ NETWORK_ONLY = ("dropout", "learning_rate", "epochs", "batch_size", "early_stopp
 class BagTable(TableOptions):
     """What a model of bags learns from."""
 
-    bag: str = setting(REQUIRED, "column that names the bag of each row")
+    bag: str = setting("column that names the bag of each row")
 
 
 class BagSubject(Subject[BagTable, Schema, Bags]):

@@ -37,20 +37,16 @@ BLOCK = 2**16
 class NetworkSettings(Seeded):
     """What classification and regression by a network share."""
 
-    hidden_size: int | None = setting(default=None, help="size of an embedding relu(Wx + b); by default none")
-    heads: int = setting(default=1, help="attention heads")
-    dropout: float = setting(default=0.5, help="fraction of the embedding dropped in training", at_least=0, below=1)
-    learning_rate: float | None = setting(
-        default=None, help="by default 0.001 with an embedding, 0.03 without", above=0
-    )
-    weight_decay: float = setting(default=0.01, help="½ weight_decay ‖θ‖² is added to the loss", at_least=0)
-    epochs: int | None = setting(default=None, help="by default 100 with an embedding, 300 without")
-    batch_size: int | None = setting(default=None, help="bags per step; by default all")
-    early_stopping: bool = setting(default=False, help="hold out bags, and keep the epoch with the lowest loss on them")
-    validation_fraction: float = setting(
-        default=0.1, help="fraction of the bags held out by early stopping", above=0, below=1
-    )
-    patience: int = setting(default=10, help="epochs without a lower loss before early stopping")
+    hidden_size: int | None = setting("size of an embedding relu(Wx + b); by default none", default=None)
+    heads: int = setting("attention heads", default=1)
+    dropout: float = setting("fraction of the embedding dropped in training", default=0.5, at_least=0, below=1)
+    learning_rate: float | None = setting("by default 0.001 with an embedding, 0.03 without", default=None, above=0)
+    weight_decay: float = setting("½ weight_decay ‖θ‖² is added to the loss", default=0.01, at_least=0)
+    epochs: int | None = setting("by default 100 with an embedding, 300 without", default=None)
+    batch_size: int | None = setting("bags per step; by default all", default=None)
+    early_stopping: bool = setting("keep the epoch with the lowest held-out loss", default=False)
+    validation_fraction: float = setting("fraction held out by early stopping", default=0.1, above=0, below=1)
+    patience: int = setting("epochs without improvement before stopping", default=10)
 
 
 class NetworkOverBags(NetworkSettings, OverBags):
@@ -139,9 +135,7 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
     (60, 1)
     """
 
-    attention: Literal["softmax", "gated", "mean", "max"] = setting(
-        default="softmax", help="gated needs a hidden size", kw_only=False
-    )
+    attention: Literal["softmax", "gated", "mean", "max"] = setting("weighing", default="softmax", kw_only=False)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -175,12 +169,10 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
     """
 
     attention: Literal["softmax", "gated", "mean", "max", "linear"] = setting(
-        default="softmax", help="gated needs a hidden size", kw_only=False
+        "weighing", default="softmax", kw_only=False
     )
-    init: Literal["random", "spectral"] = setting(default="random", help="start of linear attention", option=False)
-    dropout: float = setting(
-        default=0.0, help="fraction of the embedding dropped in training; for classes 0.5", at_least=0, below=1
-    )
+    init: Literal["random", "spectral"] = setting("start of linear attention", default="random", option=False)
+    dropout: float = setting("fraction of the embedding dropped; classes 0.5", default=0.0, at_least=0, below=1)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803

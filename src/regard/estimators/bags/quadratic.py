@@ -64,9 +64,9 @@ class QuadraticRegressor(RegressorOverBags):
     ('primal', [1.0, 0.0, 0.0])
     """
 
-    rank: int | None = setting(default=None, help="rank of W; by default W is full", kw_only=False)
-    alpha: float = setting(default=1.0, help="ridge: alpha ‖W‖² is added to the sum of squared errors", above=0)
-    standardise: bool = setting(default=True, help="divide features by their root mean square")
+    rank: int | None = setting("rank of W; by default W is full", default=None, kw_only=False)
+    alpha: float = setting("ridge: alpha ‖W‖² is added to the sum of squared errors", default=1.0, above=0)
+    standardise: bool = setting("divide features by their root mean square", default=True)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -161,7 +161,7 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
     True
     """
 
-    C: float = setting(default=1.0, help="inverse of LogisticRegression's penalty", above=0, kw_only=False)
+    C: float = setting("inverse of LogisticRegression's penalty", default=1.0, above=0, kw_only=False)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
@@ -185,7 +185,7 @@ class FlatRegressor(FlatModel, RegressorOverBags):
     True
     """
 
-    alpha: float = setting(default=1.0, help="penalty, as in scikit-learn's Ridge", above=0, kw_only=False)
+    alpha: float = setting("penalty, as in scikit-learn's Ridge", default=1.0, above=0, kw_only=False)
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803

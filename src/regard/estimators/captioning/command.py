@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from regard.data.images import SUFFIXES, read_captions, read_image
-from regard.estimators.settings import REQUIRED, setting, with_settings
+from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import (
     Fitted,
     RunOptions,
@@ -46,8 +46,8 @@ LETTERS_PER_INCH = 12
 class CaptionFile(RunOptions):
     """What a captioner learns from."""
 
-    file: Path = setting(REQUIRED, "a table of image and caption, several lines per image", kw_only=False)
-    images: Path = setting(REQUIRED, "folder of the images")
+    file: Path = setting("a table: image, caption; several lines per image", kw_only=False)
+    images: Path = setting("folder of the images")
 
 
 class Captioning(Subject[CaptionFile, None, list[Path]]):

@@ -88,47 +88,36 @@ class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
     """
 
     attention: Literal["soft", "hard"] = setting(
-        "soft", "soft: the mean of all cells; hard: one random cell, learned by sampling", kw_only=False
+        "soft: mean of all cells; hard: one sampled cell", default="soft", kw_only=False
     )
     encoder: str | nn.Module = setting(
-        "small",
-        "small: trained; efficientnet-lite0: pretrained, frozen; or in Python an nn.Module",
-        check=check_encoder,
-        parse=str,
+        "small, efficientnet-lite0, or an nn.Module", default="small", check=check_encoder, parse=str
     )
-    image_size: int | None = setting(None, "height and width of the images in pixels; the encoder's own by default")
-    cache: str | Path | None = setting(
-        None, "folder to keep the grids of a frozen encoder; by default they are removed after fit"
-    )
-    mirror: bool = setting(False, "mirror images at random; not for captions that say left or right")
-    tokens: Literal["words", "pieces"] = setting(
-        "words", "words: in lower case, without punctuation; pieces: byte-level BPE"
-    )
-    least: int = setting(5, "number of times that a word must occur to be known")
-    vocabulary: int = setting(4000, "number of pieces")
-    longest: int = setting(40, "maximum number of words of a caption; longer captions are left out")
-    size: int = setting(256, "size of the word vectors")
-    hidden: int = setting(512, "size of the LSTM")
-    score_size: int = setting(256, "size of the hidden layer of the attention score")
-    dropout: float = setting(0.5, "fraction dropped of word vectors and before the output layer", at_least=0, below=1)
-    tied: bool = setting(False, "use the word vectors as the output layer")
-    spread: float = setting(0.01, "weight λ of the term by which words look at all cells equally", at_least=0)
-    samples: int = setting(1, "hard attention: random cells per caption")
-    reward: float = setting(1.0, "hard attention: weight of the gradient of the samples", at_least=0)
-    entropy: float = setting(0.002, "hard attention: weight of the entropy", at_least=0)
-    expected: float = setting(
-        0.5, "hard attention: fraction of captions trained by the expected cell", at_least=0, at_most=1
-    )
-    soft_start: float = setting(
-        0.5, "hard attention: fraction of steps, at first, trained as soft attention", at_least=0, at_most=1
-    )
-    epochs: int = setting(20, "passes over the captions")
-    batch_size: int = setting(64, "captions per batch")
-    learning_rate: float = setting(1e-3, "of AdamW, after warm-up; it falls along a cosine", above=0)
+    image_size: int | None = setting("side of the images in pixels; the encoder's own", default=None)
+    cache: str | Path | None = setting("folder to keep a frozen encoder's grids in", default=None)
+    mirror: bool = setting("mirror at random; not if captions say left or right", default=False)
+    tokens: Literal["words", "pieces"] = setting("words (lower case) or pieces (byte-level BPE)", default="words")
+    least: int = setting("occurrences of a word to be in the vocabulary", default=5)
+    vocabulary: int = setting("number of pieces", default=4000)
+    longest: int = setting("most words of a caption; longer are left out", default=40)
+    size: int = setting("size of the word vectors", default=256)
+    hidden: int = setting("size of the LSTM", default=512)
+    score_size: int = setting("hidden size of the attention score", default=256)
+    dropout: float = setting("fraction dropped in training", default=0.5, at_least=0, below=1)
+    tied: bool = setting("use the word vectors as the output layer", default=False)
+    spread: float = setting("weight of the doubly stochastic term", default=0.01, at_least=0)
+    samples: int = setting("hard: sampled cells per word", default=1)
+    reward: float = setting("hard: weight of the sampled gradient", default=1.0, at_least=0)
+    entropy: float = setting("hard: weight of the entropy", default=0.002, at_least=0)
+    expected: float = setting("hard: fraction trained by the expected cell", default=0.5, at_least=0, at_most=1)
+    soft_start: float = setting("hard: fraction of steps trained softly first", default=0.5, at_least=0, at_most=1)
+    epochs: int = setting("passes over the captions", default=20)
+    batch_size: int = setting("captions per batch", default=64)
+    learning_rate: float = setting("after warm-up; it falls along a cosine", default=1e-3, above=0)
     warm: int = 200
-    smoothing: float = setting(0.0, "probability that label smoothing gives to all words", at_least=0, below=1)
+    smoothing: float = setting("label smoothing", default=0.0, at_least=0, below=1)
     clip: float = 5.0
-    average: int = setting(1, "average the weights after so many last epochs, if that validates better")
+    average: int = setting("last epochs to average, if that is better", default=1)
 
     def fit(
         self,

@@ -19,7 +19,7 @@ from regard.data.table_roles import (
     weight_column,
 )
 from regard.data.tables import Value, count_text, import_pandas, impute, read_table
-from regard.estimators.settings import REQUIRED, setting, with_settings
+from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import Fitted, Subject, make, with_matplotlib
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 class TableFile:
     """What a model of rows learns from."""
 
-    file: Path = setting(REQUIRED, "a table with a header: .csv, .csv.gz, .tsv, .parquet", kw_only=False)
-    target: str = setting(REQUIRED, "column to predict")
-    kind: Literal["auto", "regression", "classification"] = setting("auto", "numbers or classes to predict")
-    categorical: str = setting("", "numeric columns that are categories: a,b")
-    ordered: str = setting("", "columns with ordered categories: grade,size=S:M:L")
-    drop: str = setting("", "columns to leave out: a,b")
-    weight: str | None = setting(None, "column with the weight of each row")
-    impute: bool = setting(False, "fill missing cells, here and in predict")
+    file: Path = setting("a table with a header: .csv, .tsv or .parquet", kw_only=False)
+    target: str = setting("column to predict")
+    kind: Literal["auto", "regression", "classification"] = setting("what to predict", default="auto")
+    categorical: str = setting("numeric columns that are categories: a,b", default="")
+    ordered: str = setting("columns with ordered categories: grade,size=S:M:L", default="")
+    drop: str = setting("columns to leave out: a,b", default="")
+    weight: str | None = setting("column with the weight of each row", default=None)
+    impute: bool = setting("fill missing cells, here and in predict", default=False)
 
 
 class Tables(Subject[TableFile, Schema, "DataFrame"]):

@@ -52,20 +52,20 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
     """What regression and classification share: the rows, the bandwidth, and the evidence."""
 
     bandwidth: Bandwidth | None = setting(
-        None,
-        "a number, one per column, or scott, silverman, cv, aicc, learn; scott by default",
+        "numbers, or scott, silverman, cv, aicc, learn",
+        default=None,
         kw_only=False,
         check=check_bandwidth,
         parse=parse_bandwidth,
     )
-    kernel: Kernel = setting("gaussian", "shape of the weights", check=check_kernel)
-    metric: Literal["scalar", "diagonal", "full"] = setting("scalar", "shape of a searched or learned bandwidth")
-    scale: Literal["rank", "standard"] | None = setting(None, "units of the numeric columns; unchanged by default")
+    kernel: Kernel = setting("shape of the weights", default="gaussian", check=check_kernel)
+    metric: Literal["scalar", "diagonal", "full"] = setting("of the bandwidth", default="scalar")
+    scale: Literal["rank", "standard"] | None = setting("units of numbers", default=None)
     categorical: Literal["dtype"] | Sequence[str | int] | None = setting(
-        "dtype", "categorical columns; by default those of a pandas frame that hold no numbers", option=False
+        "categorical columns; by default those of a pandas frame that hold no numbers", default="dtype", option=False
     )
-    ordered: Sequence[str | int] | None = setting(None, "columns whose categories have an order", option=False)
-    tol: float = setting(1e-6, "tolerance of predictions, in deviations of the target", at_least=0, below=1)
+    ordered: Sequence[str | int] | None = setting("columns whose categories have an order", default=None, option=False)
+    tol: float = setting("tolerance, in deviations of the target", default=1e-6, at_least=0, below=1)
 
     def _order(self) -> int:
         """0: local average. 1: local line."""
@@ -308,7 +308,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
     [[20, 19]]
     """
 
-    order: Literal[0, 1] = setting(0, "local averages (0), or local lines (1)")
+    order: Literal[0, 1] = setting("local averages (0), or local lines (1)", default=0)
 
     def _order(self) -> int:
         return self.order

@@ -43,11 +43,11 @@ PART = 1000
 class PairFiles(RunOptions):
     """What a translator learns from: one file of pairs, or two files of lines."""
 
-    file: Path | None = setting(None, "pairs, one a line: source TAB target", kw_only=False)
-    source: Path | None = setting(None, "sentences, one a line, instead of FILE")
-    target: Path | None = setting(None, "their translations, one a line")
-    validation_source: Path | None = setting(None, "validation sentences, one a line")
-    validation_target: Path | None = setting(None, "their translations")
+    file: Path | None = setting("pairs, one a line: source TAB target", default=None, kw_only=False)
+    source: Path | None = setting("sentences, one a line, instead of FILE", default=None)
+    target: Path | None = setting("their translations, one a line", default=None)
+    validation_source: Path | None = setting("validation sentences, one a line", default=None)
+    validation_target: Path | None = setting("their translations", default=None)
 
 
 class Alignments(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.data.text import read_text
-from regard.estimators.settings import REQUIRED, setting, with_settings
+from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import (
     Fitted,
     RunOptions,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class TextFile(RunOptions):
     """What a language model learns from."""
 
-    file: Path = setting(REQUIRED, "a text, UTF-8", kw_only=False)
+    file: Path = setting("a text, UTF-8", kw_only=False)
 
 
 class Writing(Subject[TextFile, None, str]):

@@ -60,21 +60,21 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     """
 
     tokens: Literal["characters", "pieces"] = setting(
-        "characters", "what a token is; pieces are byte-level BPE, learned from the text", kw_only=False
+        "characters, or pieces (byte-level BPE)", default="characters", kw_only=False
     )
-    vocabulary: int = setting(4096, "number of pieces")
-    context: int = setting(256, "number of tokens that it can look back at")
-    blocks: int = setting(4, "number of Transformer blocks")
-    heads: int = setting(4, "attention heads per block")
-    size: int = setting(128, "size of the token vectors")
-    head_size: int | None = setting(None, "size of a head's queries; size / heads by default")
-    dropout: float = setting(0.1, "fraction of weights and branch outputs dropped in training", at_least=0, below=1)
-    steps: int = setting(2000, "optimizer steps")
-    batch_size: int = setting(16, "windows of text per step")
-    learning_rate: float = setting(2e-3, "after warm-up; it falls to a tenth along a cosine", above=0)
+    vocabulary: int = setting("number of pieces", default=4096)
+    context: int = setting("number of tokens that it can look back at", default=256)
+    blocks: int = setting("number of Transformer blocks", default=4)
+    heads: int = setting("attention heads per block", default=4)
+    size: int = setting("size of the token vectors", default=128)
+    head_size: int | None = setting("size of a head's queries; size / heads by default", default=None)
+    dropout: float = setting("fraction dropped in training", default=0.1, at_least=0, below=1)
+    steps: int = setting("optimizer steps", default=2000)
+    batch_size: int = setting("windows of text per step", default=16)
+    learning_rate: float = setting("after warm-up; falls along a cosine", default=2e-3, above=0)
     warm: int = 100
     weight_decay: float = 0.1
-    validate_every: int = setting(250, "steps between two validations on the held-out end of the text")
+    validate_every: int = setting("steps between two validations", default=250)
     validation_fraction: float = 0.1
 
     def fit(
