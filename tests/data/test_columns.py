@@ -12,14 +12,14 @@ def test_an_unseen_category_differs_from_all_others_and_raises_if_they_are_order
     frame = pd.DataFrame({"x": [0.0, 1.0, 0.0, 1.0], "colour": list("aabb")})
     y = np.array([0.0, 1.0, 10.0, 11.0])
     model = NadarayaWatson([0.3, 0.1]).fit(frame, y)
-    stranger = pd.DataFrame({"x": [0.0], "colour": ["z"]})
+    unseen = pd.DataFrame({"x": [0.0], "colour": ["z"]})
     with pytest.warns(
         UserWarning, match="column 'colour': 1 of 1 rows hold a category that was not in the training data"
     ):
-        assert model.predict(stranger)[0] == pytest.approx(5.0, abs=0.1)
+        assert model.predict(unseen)[0] == pytest.approx(5.0, abs=0.1)
     model = NadarayaWatson([0.3, 0.1], ordered=["colour"]).fit(frame, y)
     with pytest.raises(ValueError, match="'z' is not in the training data: its rank is unknown"):
-        model.predict(stranger)
+        model.predict(unseen)
 
 
 def test_unseen_categories_warn_with_their_number():

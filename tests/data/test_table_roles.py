@@ -12,7 +12,7 @@ from regard.data import table_checks, table_roles, tables
 
 
 @pytest.mark.parametrize(
-    "found",
+    "cells",
     [
         ["138,3", "1.234,5"],
         ["442,811", "1,7"],
@@ -25,20 +25,20 @@ from regard.data import table_checks, table_roles, tables
         ["−1,5", "−2"],
     ],
 )
-def test_numbers_in_other_formats_are_not_categories(tmp_path, found):
-    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
-    said = re.escape(f"column 'a' holds what looks like numbers, {found[0]!r} in row 1 (line 2 of")
-    with pytest.raises(ValueError, match=said + r".*write them as 1234\.5, or name the column in --categorical"):
+def test_numbers_in_other_formats_are_not_categories(tmp_path, cells):
+    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+    message = re.escape(f"column 'a' holds what looks like numbers, {cells[0]!r} in row 1 (line 2 of")
+    with pytest.raises(ValueError, match=message + r".*write them as 1234\.5, or name the column in --categorical"):
         table_roles.feature_columns(frame, ["n"])
     assert table_roles.feature_columns(frame, ["n"], ["a"])["a"].dtype == "category"
-    if "" not in found:
+    if "" not in cells:
         with pytest.raises(ValueError, match=r"write them as 1234\.5, or use --kind classification"):
             table_roles.target_column(frame, "a")
 
 
-@pytest.mark.parametrize("found", [["1987-11-17", "2001-01-02 10:30"], ["17.11.1987", "2.1.2001"], ["11/17/87", ""]])
-def test_dates_are_not_categories(tmp_path, found):
-    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
+@pytest.mark.parametrize("cells", [["1987-11-17", "2001-01-02 10:30"], ["17.11.1987", "2.1.2001"], ["11/17/87", ""]])
+def test_dates_are_not_categories(tmp_path, cells):
+    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
     with pytest.raises(ValueError, match=r"column 'a' holds dates, .* in row 1 .*such as days, or name the column in"):
         table_roles.feature_columns(frame, ["n"])
     pd.DataFrame({"a": pd.to_datetime(["1987-11-17", "2001-01-02"]), "n": [1, 2]}).to_parquet(tmp_path / "t.parquet")
@@ -47,17 +47,17 @@ def test_dates_are_not_categories(tmp_path, found):
 
 
 @pytest.mark.parametrize(
-    "found", [["A1", "B2"], ["1.2.3", "2.0.1"], ["10-20", "30-40"], ["#a", "1,b"], ["1:30", "2:45"]]
+    "cells", [["A1", "B2"], ["1.2.3", "2.0.1"], ["10-20", "30-40"], ["#a", "1,b"], ["1:30", "2:45"]]
 )
-def test_text_with_digits_is_text(tmp_path, found):
-    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
-    assert table_roles.feature_columns(frame, ["n"])["a"].tolist() == found
+def test_text_with_digits_is_text(tmp_path, cells):
+    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+    assert table_roles.feature_columns(frame, ["n"])["a"].tolist() == cells
 
 
-@pytest.mark.parametrize("found", [["<5", "<7"], ["5+", "7+"], ["#12", "#13"], ["(1)", "(2)"]])
-def test_text_with_signs_that_numbers_do_not_have_is_text(tmp_path, found):
-    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in found)))
-    assert table_roles.feature_columns(frame, ["n"])["a"].tolist() == found
+@pytest.mark.parametrize("cells", [["<5", "<7"], ["5+", "7+"], ["#12", "#13"], ["(1)", "(2)"]])
+def test_text_with_signs_that_numbers_do_not_have_is_text(tmp_path, cells):
+    frame = tables.read_table(write_file(tmp_path, "n,a\n" + "".join(f'1,"{cell}"\n' for cell in cells)))
+    assert table_roles.feature_columns(frame, ["n"])["a"].tolist() == cells
 
 
 def test_codes_with_leading_zeros_that_are_read_as_numbers_warn(tmp_path):
@@ -70,8 +70,8 @@ def test_codes_with_leading_zeros_that_are_read_as_numbers_warn(tmp_path):
 
 def test_a_target_of_two_numbers_gives_a_hint():
     target = pd.Series([0.0, 1.0, 1.0], name="active")
-    said = "active holds the numbers 0 and 1: for classes, use --kind classification"
-    assert table_roles.target_hints(target, "auto") == [said]
+    message = "active holds the numbers 0 and 1: for classes, use --kind classification"
+    assert table_roles.target_hints(target, "auto") == [message]
     assert table_roles.target_hints(target, "regression") == table_roles.target_hints(target.cumsum(), "auto") == []
 
 
@@ -117,13 +117,13 @@ def test_a_wrong_cell_among_decimal_commas_raises(tmp_path):
     frame = tables.read_table(write_file(tmp_path, text))
     with pytest.raises(ValueError, match=r"column 's' holds numbers, but '-' in row 3 \(line 4"):
         table_roles.feature_columns(frame, ["y"])
-    known = table_roles.Schema("y", {"x": "number", "s": "number"})
+    schema = table_roles.Schema("y", {"x": "number", "s": "number"})
     with pytest.raises(ValueError, match=r"column 's' must hold numbers, got '-' in row 3"):
-        known.features(frame)
+        schema.features(frame)
 
 
 def test_a_thousands_point_raises_beyond_the_sampled_rows(tmp_path):
-    """Beyond the rows by which the decimal comma is known."""
+    """In a row that is not read to detect the decimal comma."""
     path = tmp_path / "late.csv"
     path.write_text('y;a\n1;"0,5\n"\n' + "".join(f"{i};{i % 9},5\n" for i in range(1100)) + "5;1.234\n")
     with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '1\.234' in row 1102 \(line 1104 of"):
@@ -148,17 +148,19 @@ def test_needed_columns_cannot_be_dropped():
 
 
 def test_a_schema_reads_new_tables_like_the_first_one(tmp_path):
-    known = table_roles.Schema("y", {"n": "number", "code": "code", "word": "text"}, {"n": 5.0, "code": 1, "word": "u"})
+    schema = table_roles.Schema(
+        "y", {"n": "number", "code": "code", "word": "text"}, {"n": 5.0, "code": 1, "word": "u"}
+    )
     path = write_file(tmp_path, "word,extra,code,n\n01,9,2,\n,9,x,3\n")
-    rows = known.features(tables.read_table(path, text=known.text))
+    rows = schema.features(tables.read_table(path, text=schema.text))
     assert rows.columns.tolist() == ["n", "code", "word"]
     assert rows["word"].tolist() == ["01", "u"]
-    assert rows["code"].tolist() == [2, "x"]  # 2 is what it was in training; "x" is a stranger
+    assert rows["code"].tolist() == [2, "x"]  # 2 is what it was in training; "x" is an unseen category
     assert rows["n"].tolist() == [5.0, 3.0]
     with pytest.raises(ValueError, match=r"column 'n' must hold numbers, got 'two' in row 1 \(line 2"):
-        known.features(tables.read_table(write_file(tmp_path, "word,code,n\na,1,two\n")))
+        schema.features(tables.read_table(write_file(tmp_path, "word,code,n\na,1,two\n")))
     with pytest.raises(ValueError, match="has no column 'code', 'word'"):
-        known.features(pd.DataFrame({"n": [1.0]}))
+        schema.features(pd.DataFrame({"n": [1.0]}))
 
 
 def test_kinds_of_columns():
@@ -173,8 +175,8 @@ def test_kinds_of_columns():
 
 
 def test_a_schema_survives_json_and_raises_if_it_is_broken():
-    known = table_roles.Schema("Größe", {"n": "number"}, {"n": 0.5})
-    assert table_roles.Schema.from_json(json.loads(json.dumps(known.to_json())), "model") == known
-    for told in ({"a": 1}, [], "text"):
+    schema = table_roles.Schema("Größe", {"n": "number"}, {"n": 0.5})
+    assert table_roles.Schema.from_json(json.loads(json.dumps(schema.to_json())), "model") == schema
+    for config in ({"a": 1}, [], "text"):
         with pytest.raises(ValueError, match="the description of the table in model is broken"):
-            table_roles.Schema.from_json(told, "model")
+            table_roles.Schema.from_json(config, "model")

@@ -16,11 +16,11 @@ from regard.data import table_checks, tables
 
 @pytest.fixture
 def frame():
-    drawn = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     return pd.DataFrame(
         {
-            "area": drawn.normal(size=7),
-            "rooms": drawn.integers(1, 9, 7),
+            "area": random.normal(size=7),
+            "rooms": random.integers(1, 9, 7),
             "city": ["Rome", "Oslo", "Rome", "São Paulo", 'a "quoted", name', "Oslo", "two\nlines"],
             "garden": [True, False, False, True, True, False, True],
         }
@@ -67,7 +67,7 @@ def test_a_failed_write_leaves_the_old_table(frame, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is empty: a table needs a header and rows"),
         ("a,b\n", "is empty: it has 2 columns and no rows"),
@@ -77,9 +77,9 @@ def test_a_failed_write_leaves_the_old_table(frame, tmp_path, monkeypatch):
         (b"a,b\n\xff,2\n", "not UTF-8"),
     ],
 )
-def test_a_broken_file_raises(tmp_path, text, said):
+def test_a_broken_file_raises(tmp_path, text, message):
     path = write_file(tmp_path, text)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         tables.read_table(path)
     assert str(path) in str(error.value)
 

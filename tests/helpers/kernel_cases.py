@@ -17,7 +17,7 @@ def table(rows=83, columns=3, seed=0):
     return x, np.sin(2 * x[:, 0]) + x[:, -1] ** 2 + 0.1 * random.normal(size=rows)
 
 
-def slowly(kernel, x, y, query, bandwidth, order=0, weight=1.0, own=None):
+def slow_regression(kernel, x, y, query, bandwidth, order=0, weight=1.0, own=None):
     """The definition, one query at a time."""
     predictions = []
     for number, point in enumerate(query):

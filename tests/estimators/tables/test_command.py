@@ -21,20 +21,20 @@ import regard
 
 @pytest.fixture(scope="module")
 def houses():
-    """A table with numbers, counts, words, truths and codes, of which each counts for something."""
-    drawn = np.random.default_rng(0)
+    """A table of numbers, counts, words, booleans and codes, each of which matters for the price."""
+    random = np.random.default_rng(0)
     n = 120
     frame = pd.DataFrame(
         {
-            "area": drawn.uniform(20, 150, n).round(1),
-            "rooms": drawn.integers(1, 6, n),
-            "city": drawn.choice(["Rome", "Paris", "Oslo"], n),
-            "garden": drawn.random(n) < 0.4,
-            "zone": drawn.choice([10, 20, 30], n),
+            "area": random.uniform(20, 150, n).round(1),
+            "rooms": random.integers(1, 6, n),
+            "city": random.choice(["Rome", "Paris", "Oslo"], n),
+            "garden": random.random(n) < 0.4,
+            "zone": random.choice([10, 20, 30], n),
         }
     )
     worth = frame["city"].map({"Rome": 0, "Paris": 50, "Oslo": 90}) + 30 * frame["garden"] + 10 * (frame["zone"] == 20)
-    frame["price"] = (2 * frame["area"] + 10 * frame["rooms"] + worth + drawn.normal(0, 5, n)).round(2)
+    frame["price"] = (2 * frame["area"] + 10 * frame["rooms"] + worth + random.normal(0, 5, n)).round(2)
     return frame
 
 
@@ -54,29 +54,29 @@ def test_fit_predict_and_evidence_give_what_python_gives(tmp_path):
     train, new = X.join(y)[:300], X[300:]
     train.to_csv(tmp_path / "train.csv", index=False)
     new.to_csv(tmp_path / "new.csv", index=False)
-    said = run(
+    output = run(
         "fit", "table", tmp_path / "train.csv", "--target", "target", "--out", tmp_path / "model", "--scale", "rank"
     )
-    assert said.stdout == ""
-    assert said.stderr.endswith(f"\nNadarayaWatson on 300 rows and 10 columns → {tmp_path / 'model'}\n")
+    assert output.stdout == ""
+    assert output.stderr.endswith(f"\nNadarayaWatson on 300 rows and 10 columns → {tmp_path / 'model'}\n")
 
     model = regard.NadarayaWatson(scale="rank").fit(X[:300], y[:300])
-    told = frame_of(run("predict", tmp_path / "model", tmp_path / "new.csv", "--std", "--density"))
-    assert told.columns.tolist() == ["target", "target_std", "log_density"]
+    predicted = frame_of(run("predict", tmp_path / "model", tmp_path / "new.csv", "--std", "--density"))
+    assert predicted.columns.tolist() == ["target", "target_std", "log_density"]
     mean, spread = model.predict(new, return_std=True)
-    np.testing.assert_allclose(told["target"], mean, rtol=1e-12)
-    np.testing.assert_allclose(told["target_std"], spread, rtol=1e-12)
-    np.testing.assert_allclose(told["log_density"], model.log_density(new), rtol=1e-12)
-    assert np.corrcoef(told["target"], y[300:])[0, 1] > 0.6
+    np.testing.assert_allclose(predicted["target"], mean, rtol=1e-12)
+    np.testing.assert_allclose(predicted["target_std"], spread, rtol=1e-12)
+    np.testing.assert_allclose(predicted["log_density"], model.log_density(new), rtol=1e-12)
+    assert np.corrcoef(predicted["target"], y[300:])[0, 1] > 0.6
 
-    seen = frame_of(run("evidence", tmp_path / "model", tmp_path / "new.csv", "--top", 4))
+    shown = frame_of(run("evidence", tmp_path / "model", tmp_path / "new.csv", "--top", 4))
     expected = model.evidence(new, top=4)
-    np.testing.assert_array_equal(seen["row"].to_numpy().reshape(-1, 4), expected.index + 1)  # rows count from 1
-    np.testing.assert_array_equal(seen["query"], np.repeat(np.arange(1, len(new) + 1), 4))
-    np.testing.assert_allclose(seen["weight"].to_numpy().reshape(-1, 4), expected.weight, rtol=1e-9)
-    whole = seen.groupby("query")["weight"].sum() + seen.groupby("query")["rest"].first()
+    np.testing.assert_array_equal(shown["row"].to_numpy().reshape(-1, 4), expected.index + 1)  # rows count from 1
+    np.testing.assert_array_equal(shown["query"], np.repeat(np.arange(1, len(new) + 1), 4))
+    np.testing.assert_allclose(shown["weight"].to_numpy().reshape(-1, 4), expected.weight, rtol=1e-9)
+    whole = shown.groupby("query")["weight"].sum() + shown.groupby("query")["rest"].first()
     np.testing.assert_allclose(whole, 1, atol=1e-9)
-    np.testing.assert_allclose(seen["target"], y[seen["row"] - 1])
+    np.testing.assert_allclose(shown["target"], y[shown["row"] - 1])
 
 
 @pytest.mark.parametrize("table", ["houses.csv", "houses.parquet"])
@@ -86,24 +86,24 @@ def test_every_kind_of_file_gives_the_same(here, houses, table, new, out):
     run("fit", "table", table, "--target", "price", "--out", "model", "--quiet")
     assert run("predict", "model", new, "--out", out).output == ""
     read = {"csv": pd.read_csv, "tsv": lambda path: pd.read_csv(path, sep="\t"), "parquet": pd.read_parquet}
-    told = read[out.rpartition(".")[2]](out)
+    predicted = read[out.rpartition(".")[2]](out)
     model = regard.NadarayaWatson().fit(houses[:100].drop(columns="price"), houses["price"][:100])
-    assert told.columns.tolist() == ["price"]
-    np.testing.assert_allclose(told["price"], model.predict(houses[100:].drop(columns="price")), rtol=1e-12)
+    assert predicted.columns.tolist() == ["price"]
+    np.testing.assert_allclose(predicted["price"], model.predict(houses[100:].drop(columns="price")), rtol=1e-12)
 
 
 def test_text_and_booleans_are_categories_and_numbers_only_if_named(here, houses):
     words = ("--categorical", "zone", "--ordered", "rooms", "--bandwidth", "9,0.1,0.2,0.1,0.3")
-    said = run("fit", "table", "houses.csv", "--target", "price", "--out", "model", *words)
-    assert "order of rooms: 1 < 2 < 3 < 4 < 5\n" in said.stderr
+    output = run("fit", "table", "houses.csv", "--target", "price", "--out", "model", *words)
+    assert "order of rooms: 1 < 2 < 3 < 4 < 5\n" in output.stderr
     X, y = houses.drop(columns="price"), houses["price"]  # noqa: N806
     categories = ["city", "garden", "zone"]
     model = regard.NadarayaWatson([9, 0.1, 0.2, 0.1, 0.3], categorical=categories, ordered=["rooms"])
     model.fit(X[:100], y[:100])
-    told = frame_of(run("predict", "model", "new.csv"))
-    np.testing.assert_allclose(told["price"], model.predict(X[100:]), rtol=1e-12)
-    said = run("info", "model").stdout
-    kinds = {line.split()[0]: line.split()[1] for line in said.splitlines() if line.startswith("  ")}
+    predicted = frame_of(run("predict", "model", "new.csv"))
+    np.testing.assert_allclose(predicted["price"], model.predict(X[100:]), rtol=1e-12)
+    output = run("info", "model").stdout
+    kinds = {line.split()[0]: line.split()[1] for line in output.splitlines() if line.startswith("  ")}
     assert kinds == {"area": "number", "rooms": "code", "city": "text", "garden": "truth", "zone": "code"}
 
 
@@ -111,9 +111,9 @@ def test_an_unseen_category_warns_and_raises_if_it_is_ordered(here, houses):
     new = houses[100:].assign(city="Rio")
     new.to_csv("rio.csv", index=False)
     run("fit", "table", "houses.csv", "--target", "price", "--out", "model", "--ordered", "zone")
-    said = run("predict", "model", "rio.csv")
-    assert np.isfinite(frame_of(said)["price"]).all()
-    assert "'city': 20 of 20 rows hold a category that was not in the training data, such as 'Rio'" in said.stderr
+    output = run("predict", "model", "rio.csv")
+    assert np.isfinite(frame_of(output)["price"]).all()
+    assert "'city': 20 of 20 rows hold a category that was not in the training data, such as 'Rio'" in output.stderr
     new.assign(zone=25, city="Oslo").to_csv("zone.csv", index=False)
     assert "column 'zone' is ordered, and 25 is not in the training data" in refused("predict", "model", "zone.csv")
 
@@ -128,33 +128,33 @@ def test_codes_that_are_text_stay_text_in_a_table_of_numbers_alone(here, houses)
     )
     run("fit", "table", "codes.csv", "--target", "y", "--out", "model", "--categorical", "code")
     frame[frame["code"] != "A"].to_csv("numbers.csv", index=False)
-    told = frame_of(run("predict", "model", "numbers.csv"))["y"]
+    predicted = frame_of(run("predict", "model", "numbers.csv"))["y"]
     expected = y[frame["code"] != "A"]
-    assert (told[expected == 100] > 60).all()
-    assert (told[expected == 30] < 60).all()
+    assert (predicted[expected == 100] > 60).all()
+    assert (predicted[expected == 30] < 60).all()
 
 
 def test_a_target_of_words_is_classified(here, houses):
     frame = houses.assign(dear=np.where(houses["price"] > 250, "yes", "no")).drop(columns="price")
     frame[:100].to_csv("dear.csv", index=False)
     frame[100:].to_csv("new.csv", index=False)
-    said = run("fit", "table", "dear.csv", "--target", "dear", "--out", "model")
-    assert "\nNadarayaWatsonClassifier on 100 rows" in said.stderr
-    told = frame_of(run("predict", "model", "new.csv", "--proba"))
-    assert told.columns.tolist() == ["dear", "p_no", "p_yes"]
+    output = run("fit", "table", "dear.csv", "--target", "dear", "--out", "model")
+    assert "\nNadarayaWatsonClassifier on 100 rows" in output.stderr
+    predicted = frame_of(run("predict", "model", "new.csv", "--proba"))
+    assert predicted.columns.tolist() == ["dear", "p_no", "p_yes"]
     model = regard.NadarayaWatsonClassifier().fit(frame[:100].drop(columns="dear"), frame["dear"][:100])
-    np.testing.assert_allclose(told[["p_no", "p_yes"]], model.predict_proba(frame[100:].drop(columns="dear")))
-    assert told["dear"].tolist() == model.predict(frame[100:].drop(columns="dear")).tolist()
-    assert frame_of(run("predict", "model", "new.csv"))["dear"].tolist() == told["dear"].tolist()
+    np.testing.assert_allclose(predicted[["p_no", "p_yes"]], model.predict_proba(frame[100:].drop(columns="dear")))
+    assert predicted["dear"].tolist() == model.predict(frame[100:].drop(columns="dear")).tolist()
+    assert frame_of(run("predict", "model", "new.csv"))["dear"].tolist() == predicted["dear"].tolist()
     assert "--std is for regression" in refused("predict", "model", "new.csv", "--std")
 
 
 @pytest.mark.parametrize(("target", "kind", "classes"), [("garden", "auto", 2), ("zone", "classification", 3)])
 def test_booleans_and_whole_numbers_can_be_classes(here, target, kind, classes):
     run("fit", "table", "houses.csv", "--target", target, "--out", "model", "--kind", kind)
-    told = frame_of(run("predict", "model", "new.csv", "--proba"))
-    assert len(told.columns) == 1 + classes
-    assert {f"p_{label}" for label in told[target]} <= set(told.columns)
+    predicted = frame_of(run("predict", "model", "new.csv", "--proba"))
+    assert len(predicted.columns) == 1 + classes
+    assert {f"p_{label}" for label in predicted[target]} <= set(predicted.columns)
 
 
 def test_weights_are_those_of_python(here, houses):
@@ -170,9 +170,9 @@ def test_a_missing_cell_raises_or_is_imputed_as_in_training(here, houses):
     holes = houses[:100].astype({"garden": object, "rooms": float})
     holes.loc[4, "area"] = holes.loc[7, "city"] = holes.loc[9, "garden"] = None
     holes.to_csv("holes.csv", index=False)
-    said = refused("fit", "table", "holes.csv", "--target", "price", "--out", "model")
-    assert "column 'area', row 5 (line 6 of holes.csv), the first of 3 missing cells" in said
-    assert "--impute" in said
+    output = refused("fit", "table", "holes.csv", "--target", "price", "--out", "model")
+    assert "column 'area', row 5 (line 6 of holes.csv), the first of 3 missing cells" in output
+    assert "--impute" in output
     assert not Path("model").exists()
 
     run("fit", "table", "holes.csv", "--target", "price", "--out", "model", "--impute")
@@ -189,57 +189,57 @@ def test_a_missing_cell_raises_or_is_imputed_as_in_training(here, houses):
         frame_of(run("predict", "model", "empty.csv")), frame_of(run("predict", "model", "filled.csv"))
     )
     run("fit", "table", "houses.csv", "--target", "price", "--out", "model")  # without --impute, over the other
-    said = refused("predict", "model", "empty.csv")
-    assert "column 'area', row 1 (line 2 of empty.csv), the first of 9" in said
-    assert "fit the model with --impute" in said
+    output = refused("predict", "model", "empty.csv")
+    assert "column 'area', row 1 (line 2 of empty.csv), the first of 9" in output
+    assert "fit the model with --impute" in output
 
 
 def test_the_evidence_of_a_row_is_plotted(here):
     run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
-    said = run("evidence", "model", "new.csv", "--plot", "deep/e.png", "--row", 3, "--out", "e.parquet", "--top", 2)
-    assert said.stdout == ""
-    assert said.stderr == "picture of row 3 → deep/e.png\n"
+    output = run("evidence", "model", "new.csv", "--plot", "deep/e.png", "--row", 3, "--out", "e.parquet", "--top", 2)
+    assert output.stdout == ""
+    assert output.stderr == "picture of row 3 → deep/e.png\n"
     assert matplotlib.image.imread("deep/e.png").std() > 0
     assert len(pd.read_parquet("e.parquet")) == 40
-    said = refused("evidence", "model", "new.csv", "--plot", "e.png", "--row", 21)
-    assert "--row must be between 1 and 20, the number of rows in new.csv, got 21" in said
+    output = refused("evidence", "model", "new.csv", "--plot", "e.png", "--row", 21)
+    assert "--row must be between 1 and 20, the number of rows in new.csv, got 21" in output
 
 
 def test_a_model_saved_from_python_is_read_too(here, houses):
     X, y = houses[["area", "rooms"]], houses[["price", "zone"]]  # noqa: N806
     named = regard.NadarayaWatson().fit(X[:100], y[:100])
     named.save("named")
-    told = frame_of(run("predict", "named", "new.csv", "--std"))
-    assert told.columns.tolist() == ["price", "zone", "price_std", "zone_std"]
-    np.testing.assert_allclose(told[["price", "zone"]], named.predict(X[100:]), rtol=1e-12)
+    predicted = frame_of(run("predict", "named", "new.csv", "--std"))
+    assert predicted.columns.tolist() == ["price", "zone", "price_std", "zone_std"]
+    np.testing.assert_allclose(predicted[["price", "zone"]], named.predict(X[100:]), rtol=1e-12)
     regard.NadarayaWatson().fit(X[:100].to_numpy(), y["price"][:100].to_numpy()).save("nameless")
     X[100:].to_csv("two.csv", index=False)
-    told = frame_of(run("predict", "nameless", "two.csv"))
-    np.testing.assert_allclose(told["y"], named.predict(X[100:])[:, 0], rtol=1e-12)
+    predicted = frame_of(run("predict", "nameless", "two.csv"))
+    np.testing.assert_allclose(predicted["y"], named.predict(X[100:])[:, 0], rtol=1e-12)
     assert "fitted on 2 columns without names, new.csv has 7" in refused("predict", "nameless", "new.csv")
 
 
 def test_warnings_of_the_model_are_one_line_on_stderr(here):
     words = ("--kernel", "boxcar", "--bandwidth", "0.001", "--quiet")
     assert run("fit", "table", "houses.csv", "--target", "price", "--out", "model", *words).output == ""
-    said = run("predict", "model", "new.csv")
-    assert re.match(r"warning: \d+ of 20 rows see no training row", said.stderr)
-    assert said.stderr.count("\n") == 1
-    assert len(frame_of(said)) == 20
+    output = run("predict", "model", "new.csv")
+    assert re.match(r"warning: \d+ of 20 rows see no training row", output.stderr)
+    assert output.stderr.count("\n") == 1
+    assert len(frame_of(output)) == 20
 
 
 def test_progress_is_never_on_stdout(here, monkeypatch):
     monkeypatch.setattr("regard.progress.DELAY", -1.0)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal
     words = ("fit", "table", "houses.csv", "--target", "price", "--bandwidth", "cv", "--out", "model")
-    said = run(*words)
-    assert said.stdout == ""
-    assert "searching the bandwidth" in said.stderr
+    output = run(*words)
+    assert output.stdout == ""
+    assert "searching the bandwidth" in output.stderr
     assert run(*words, "--quiet").output == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("none.csv", "--target", "price"), "there is no file none.csv"),
         (("houses.csv", "--target", "prize"), "houses.csv has no column 'prize'; did you mean 'price'?"),
@@ -257,8 +257,8 @@ def test_progress_is_never_on_stdout(here, monkeypatch):
         (("houses.csv", "--target", "price", "--bandwith", "1"), "no option --bandwith; did you mean --bandwidth?"),
     ],
 )
-def test_a_mistake_is_one_line(here, words, said):
-    assert said in refused("fit", "table", *words, "--out", "model")
+def test_a_mistake_is_one_line(here, words, message):
+    assert message in refused("fit", "table", *words, "--out", "model")
     assert not Path("model").exists()
 
 
@@ -287,7 +287,7 @@ def test_a_broken_model_raises(here):
     run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
     whole = held("model")
     assert set(whole) == {"config.json", "model.safetensors"}
-    for name, half, said in (
+    for name, half, message in (
         ("model.safetensors", whole["model.safetensors"][:99], "model/model.safetensors cannot be read"),
         ("config.json", b"{", "model/config.json is not JSON"),
         (
@@ -300,7 +300,7 @@ def test_a_broken_model_raises(here):
         ("config.json", b'{"format": 99}', "has format 99"),
     ):
         Path("model", name).write_bytes(half)
-        assert said in refused("predict", "model", "new.csv")
+        assert message in refused("predict", "model", "new.csv")
         Path("model", name).write_bytes(whole[name])
     run("predict", "model", "new.csv")
 
@@ -346,32 +346,32 @@ def test_a_killed_fit_keeps_the_old_model(here):
 
 def test_a_target_of_two_numbers_gives_a_hint(here, houses):
     houses.assign(sold=(houses["area"] > 80).astype(int)).to_csv("sold.csv", index=False)
-    said = run("fit", "table", "sold.csv", "--target", "sold", "--out", "model").stderr
-    assert "sold holds the numbers 0 and 1: for classes, use --kind classification" in said
+    output = run("fit", "table", "sold.csv", "--target", "sold", "--out", "model").stderr
+    assert "sold holds the numbers 0 and 1: for classes, use --kind classification" in output
 
 
 def test_a_table_of_a_european_spreadsheet_and_dropped_columns(here, houses):
     for name, rows in (("fit.csv", houses[:100]), ("ask.csv", houses[100:])):
-        rows.assign(id=[f"h{place}" for place in rows.index]).to_csv(name, sep=";", decimal=",", index=False)
+        rows.assign(id=[f"h{index}" for index in rows.index]).to_csv(name, sep=";", decimal=",", index=False)
     run("fit", "table", "fit.csv", "--target", "price", "--drop", "id,garden", "--out", "model")
     run("fit", "table", "houses.csv", "--target", "price", "--drop", "garden", "--out", "same")
-    told = frame_of(run("predict", "model", "ask.csv"))["price"]
-    np.testing.assert_allclose(told, frame_of(run("predict", "same", "new.csv"))["price"], rtol=1e-12)
+    predicted = frame_of(run("predict", "model", "ask.csv"))["price"]
+    np.testing.assert_allclose(predicted, frame_of(run("predict", "same", "new.csv"))["price"], rtol=1e-12)
     assert "garden" not in run("info", "model").stdout
-    said = refused("fit", "table", "houses.csv", "--target", "price", "--drop", "gardens", "--out", "model")
-    assert "no column 'gardens'; did you mean 'garden'" in said
+    output = refused("fit", "table", "houses.csv", "--target", "price", "--drop", "gardens", "--out", "model")
+    assert "no column 'gardens'; did you mean 'garden'" in output
 
 
 def test_fit_prints_the_leave_one_out_score(here, houses):
-    said = run("fit", "table", "houses.csv", "--target", "price", "--out", "model").stderr
+    output = run("fit", "table", "houses.csv", "--target", "price", "--out", "model").stderr
     model = regard.load("model")
-    assert f"leave-one-out R²: {model.left_out_score():.3f}; the mean has 0\n" in said
+    assert f"leave-one-out R²: {model.left_out_score():.3f}; the mean has 0\n" in output
     assert 0.5 < model.left_out_score() < 1
-    said = run("fit", "table", "houses.csv", "--target", "garden", "--out", "model").stderr
+    output = run("fit", "table", "houses.csv", "--target", "garden", "--out", "model").stderr
     fraction = max(houses["garden"][:100].mean(), 1 - houses["garden"][:100].mean())
     right = regard.load("model").left_out_score()
-    assert f"leave-one-out accuracy: {right:.1%}; the most frequent class has {fraction:.1%}\n" in said
+    assert f"leave-one-out accuracy: {right:.1%}; the most frequent class has {fraction:.1%}\n" in output
     houses[:100].assign(count=1 + 8 * houses["garden"][:100]).to_csv("counted.csv", index=False)
-    said = run("fit", "table", "counted.csv", "--target", "garden", "--weight", "count", "--out", "model").stderr
+    output = run("fit", "table", "counted.csv", "--target", "garden", "--weight", "count", "--out", "model").stderr
     fraction = 9 * houses["garden"][:100].sum() / (100 + 8 * houses["garden"][:100].sum())
-    assert f"the most frequent class has {fraction:.1%}\n" in said
+    assert f"the most frequent class has {fraction:.1%}\n" in output

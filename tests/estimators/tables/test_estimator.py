@@ -78,16 +78,16 @@ def test_in_a_pipeline_and_a_grid_search():
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_left_out_score_matches_models_fitted_without_each_row(order):
-    drawn = np.random.default_rng(1)
-    x, weight = drawn.normal(size=(23, 2)), drawn.integers(1, 4, 23).astype(float)
+    random = np.random.default_rng(1)
+    x, weight = random.normal(size=(23, 2)), random.integers(1, 4, 23).astype(float)
     y = np.stack([np.sin(x[:, 0]), x[:, 1] ** 2], axis=1)
     for weights in (None, weight):
         model = NadarayaWatson(bandwidth=0.7, order=order).fit(x, y, sample_weight=weights)
         alone = []
         for row in range(len(x)):
             others = np.arange(len(x)) != row
-            kept = None if weights is None else weights[others]
-            less = NadarayaWatson(bandwidth=0.7, order=order).fit(x[others], y[others], sample_weight=kept)
+            other_weights = None if weights is None else weights[others]
+            less = NadarayaWatson(bandwidth=0.7, order=order).fit(x[others], y[others], sample_weight=other_weights)
             alone.append(less.predict(x[[row]])[0])
         assert model.left_out_score() == pytest.approx(r2_score(y, np.stack(alone), sample_weight=weights), abs=1e-9)
 

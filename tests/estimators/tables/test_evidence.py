@@ -43,12 +43,12 @@ def test_evidence_as_a_frame_names_the_rows():
     x, y = table(rows=5, columns=2)
     frame = pd.DataFrame(x, columns=["length", "width"], index=list("abcde"))
     model = NadarayaWatson(0.5).fit(frame, pd.Series(y, name="price"))
-    found = model.evidence(frame.iloc[[3]], top=2).to_frame()
-    assert list(found.columns) == ["query", "rank", "row", "weight", "rest", "price", "length", "width"]
-    assert found["row"].iloc[0] == "d"
-    assert found["query"].tolist() == ["d", "d"]
-    assert found["price"].iloc[0] == y[3]
-    assert found["weight"].sum() + found["rest"].iloc[0] == pytest.approx(1)
+    evidence = model.evidence(frame.iloc[[3]], top=2).to_frame()
+    assert list(evidence.columns) == ["query", "rank", "row", "weight", "rest", "price", "length", "width"]
+    assert evidence["row"].iloc[0] == "d"
+    assert evidence["query"].tolist() == ["d", "d"]
+    assert evidence["price"].iloc[0] == y[3]
+    assert evidence["weight"].sum() + evidence["rest"].iloc[0] == pytest.approx(1)
 
 
 def test_rows_of_weight_0_are_ignored_and_evidence_counts_them():
@@ -78,12 +78,12 @@ def test_evidence_explains_the_prediction_of_a_query_without_visible_rows(monkey
     query = pd.DataFrame({"x": [2.9, 40.0], "g": ["a", "a"]})
     with pytest.warns(UserWarning, match="2 of 2 rows"):
         assert_allclose(model.predict(query), [1.0, 4.0])
-    found = model.evidence(query, top=2)
-    assert_allclose((found.weight * np.array([1.0, 2.0, 3.0, 5.0])[found.index]).sum(axis=1), [1.0, 4.0])
+    evidence = model.evidence(query, top=2)
+    assert_allclose((evidence.weight * np.array([1.0, 2.0, 3.0, 5.0])[evidence.index]).sum(axis=1), [1.0, 4.0])
     model = NadarayaWatson(1.0, kernel="boxcar").fit(frame[["x"]], [1.0, 2.0, 3.0, 5.0])
     monkeypatch.setattr("regard.estimators.tables.evidence.TREE_PAIRS", 0)
-    found = model.evidence(query[["x"]], top=2)
-    assert found.weight.tolist() == [[1.0, 0.0], [0.5, 0.5]]
+    evidence = model.evidence(query[["x"]], top=2)
+    assert evidence.weight.tolist() == [[1.0, 0.0], [0.5, 0.5]]
     nothing = NadarayaWatson(kernel=lambda q, k: torch.full((len(q), len(k)), -math.inf).double())
     with pytest.warns(UserWarning, match="by the average of all"):
         assert_allclose(nothing.fit(frame[["x"]], [1.0, 2.0, 3.0, 5.0]).predict(query[["x"]]), 2.75)

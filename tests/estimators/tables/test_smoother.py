@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.kernel_cases import KERNELS, slowly, table
+from helpers.kernel_cases import KERNELS, slow_regression, table
 from numpy.testing import assert_allclose
 from sklearn.neighbors import KernelDensity
 from torch.testing import assert_close
@@ -32,19 +32,19 @@ def test_predictions_match_the_formula(kernel, order):
     weight = np.random.default_rng(2).uniform(0.1, 3, len(x))
     for given in (None, weight):
         model = NadarayaWatson(bandwidth, kernel=kernel, order=order).fit(x, y, given)
-        expected = slowly(kernel, x, y, query, bandwidth, order, 1.0 if given is None else given)
+        expected = slow_regression(kernel, x, y, query, bandwidth, order, 1.0 if given is None else given)
         assert_allclose(model.predict(query), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_a_matrix_a_vector_and_a_number_are_the_same_bandwidth():
     x, y = table()
-    expected = slowly("gaussian", x, y, x, 0.7)
+    expected = slow_regression("gaussian", x, y, x, 0.7)
     for bandwidth in (0.7, [0.7] * 3, 0.7 * np.eye(3)):
         assert_allclose(NadarayaWatson(bandwidth).fit(x, y).predict(x), expected, rtol=1e-9)
     turned = np.array([[1.0, 0.5, 0.0], [0.0, 0.8, 0.2], [0.3, 0.0, 1.2]])
     model = NadarayaWatson(turned).fit(x, y)
     assert_allclose(
-        model.predict(x), slowly("gaussian", x @ np.linalg.inv(turned).T, y, x @ np.linalg.inv(turned).T, 1)
+        model.predict(x), slow_regression("gaussian", x @ np.linalg.inv(turned).T, y, x @ np.linalg.inv(turned).T, 1)
     )
 
 
@@ -102,10 +102,10 @@ def test_the_tricube_density_integrates_to_1():
 def test_the_standard_deviation_is_that_of_the_weighted_targets():
     x, y = table()
     mean, spread = NadarayaWatson(0.6).fit(x, y).predict(x, return_std=True)
-    for place in range(0, len(x), 7):
-        w = np.exp(-0.5 * (((x - x[place]) / 0.6) ** 2).sum(axis=1))
-        assert mean[place] == pytest.approx(np.average(y, weights=w))
-        assert spread[place] == pytest.approx(np.sqrt(np.average((y - mean[place]) ** 2, weights=w)))
+    for row in range(0, len(x), 7):
+        w = np.exp(-0.5 * (((x - x[row]) / 0.6) ** 2).sum(axis=1))
+        assert mean[row] == pytest.approx(np.average(y, weights=w))
+        assert spread[row] == pytest.approx(np.sqrt(np.average((y - mean[row]) ** 2, weights=w)))
     line = 3 * x[:, 0] + 1
     _, spread = NadarayaWatson(1.6, order=1).fit(x, line).predict(x * 0.3, return_std=True)
     assert_allclose(spread, 0.0, atol=1e-6)  # nothing is left about a line
@@ -162,9 +162,9 @@ def test_a_query_without_visible_rows_gets_the_nearest_row_and_a_warning(kernel,
         assert_allclose(model.predict([[0.0], [2.0], [99.0]]), [1.0, 2.0, 3.0])
     with pytest.warns(UserWarning, match="2 of 3 rows"):
         assert_allclose(model.predict([[0.0], [2.0], [99.0]], return_std=True)[1], 0.0)
-    found = model.evidence([[0.0], [2.0], [99.0]], top=2)
-    assert found.index.tolist() == [[0, -1], [1, -1], [2, -1]]
-    assert found.weight.tolist() == [[1, 0], [1, 0], [1, 0]]
+    evidence = model.evidence([[0.0], [2.0], [99.0]], top=2)
+    assert evidence.index.tolist() == [[0, -1], [1, -1], [2, -1]]
+    assert evidence.weight.tolist() == [[1, 0], [1, 0], [1, 0]]
     assert model.log_density([[99.0]])[0] == -math.inf
 
 
@@ -193,10 +193,10 @@ def test_an_extreme_query_is_predicted_within_the_range_of_the_targets(kernel, f
     x, c = np.array([[0.0, 0.0], [1.0, 0.5], [2.0, 1.0]]), np.array(["a", "b", "b"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # where the kernel ends, it says so
-        found = NadarayaWatson(0.5, kernel=kernel).fit(x, [9.0, 10.0, 11.0]).predict([[far, 0.0]])
+        predicted = NadarayaWatson(0.5, kernel=kernel).fit(x, [9.0, 10.0, 11.0]).predict([[far, 0.0]])
         odds = NadarayaWatsonClassifier(0.5, kernel=kernel).fit(x, c).predict_proba([[far, 0.0]])
         evidence = NadarayaWatson(0.5, kernel=kernel).fit(x, [9.0, 10.0, 11.0]).evidence([[far, 0.0]])
-    assert 9 <= found[0] <= 11
+    assert 9 <= predicted[0] <= 11
     assert_allclose(odds.sum(), 1)
     assert_allclose(evidence.weight.sum() + evidence.rest.sum(), 1)
 

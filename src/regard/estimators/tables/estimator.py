@@ -153,10 +153,10 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
         """Warn of rows that see no training row."""
         empty = int((log_weight == -math.inf).sum())
         if empty:
-            known = "the average of all" if callable(self.kernel) else "the nearest one"
+            fallback = "the average of all" if callable(self.kernel) else "the nearest one"
             warnings.warn(
                 f"{empty} of {len(log_weight)} rows see no training row within the kernel's support, and are predicted"
-                f" by {known}; a wider bandwidth or kernel='gaussian' sees more",
+                f" by {fallback}; a wider bandwidth or kernel='gaussian' sees more",
                 UserWarning,
                 stacklevel=3,
             )
@@ -191,7 +191,8 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
 
     def _evidence_table(self) -> dict[str, Labels]:
         """Targets and features of the training rows, as they were given."""
-        table = self._target_table()
+        targets: NDArray[Any] = self.classes_[self.y_][:, None] if hasattr(self, "classes_") else self.y_  # [n, c]
+        table: dict[str, Labels] = {name: targets[:, index] for index, name in enumerate(self.targets_)}
         for index, name in enumerate(self.columns_.names):
             cells = self.X_[:, index]
             category = self.columns_.categories.get(index)
@@ -204,9 +205,6 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
             table[label if label not in table else f"{label}_"] = column
         return table
 
-    def _target_table(self) -> dict[str, Labels]:
-        raise NotImplementedError
-
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
         check_is_fitted(self)
@@ -217,6 +215,7 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
         if callable(self.kernel):
             raise ValueError("a model with a score of your own cannot be saved: no file can hold a function")
         smoother, labels = self.smoother_, self.labels_
+        target = saved_classes(self.classes_) if hasattr(self, "classes_") else {"single": self.single_}
         config = {
             "estimator": type(self).__name__,
             "settings": saved_settings(self),
@@ -228,7 +227,7 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
             },
             "criterion": self.criterion_,
             "labels": None if labels is None or is_numeric(labels) else [to_json(x) for x in labels],
-            "target": self._target_state(),
+            "target": {"names": self.targets_, **target},
         }
         # The names of the arrays are the file format, older than those of the attributes.
         arrays: dict[str, Labels | None] = {
@@ -273,14 +272,12 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
             category_bandwidth=arrays["blur"],
             ridge=arrays["spread"].item(),
         )
-        model._restore_target(config["target"])
+        model.targets_ = config["target"]["names"]
+        if "classes" in config["target"]:
+            model.classes_ = restored_classes(config["target"])
+        else:
+            model.single_ = config["target"]["single"]
         return model
-
-    def _target_state(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _restore_target(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
 
 
 @with_settings
@@ -375,15 +372,6 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         """[m, 1] to [m], if the targets were [n]."""
         return mean[:, 0] if self.single_ else mean
 
-    def _target_table(self) -> dict[str, Labels]:
-        return {name: self.y_[:, index] for index, name in enumerate(self.targets_)}
-
-    def _target_state(self) -> dict[str, Any]:
-        return {"names": self.targets_, "single": self.single_}
-
-    def _restore_target(self, state: dict[str, Any]) -> None:
-        self.targets_, self.single_ = state["names"], state["single"]
-
 
 @with_settings
 class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
@@ -430,15 +418,6 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
         """The accuracy on training rows, each predicted from all others; see `NadarayaWatson.left_out_score`."""
         value, mean, weight = self._leave_one_out()
         return float(np.average(value.argmax(axis=1) == mean.argmax(axis=1), weights=weight))
-
-    def _target_table(self) -> dict[str, Labels]:
-        return {self.targets_[0]: self.classes_[self.y_]}
-
-    def _target_state(self) -> dict[str, Any]:
-        return {"names": self.targets_, **saved_classes(self.classes_)}
-
-    def _restore_target(self, state: dict[str, Any]) -> None:
-        self.targets_, self.classes_ = state["names"], restored_classes(state)
 
 
 def check_weight(sample_weight: ArrayLike | None, X: Floats) -> Floats | None:  # noqa: N803
