@@ -48,7 +48,7 @@ def parse_class_weight(text: str) -> str | None:
 class FeatureSettings:
     """What all estimators over bags share."""
 
-    standardise: bool = setting("scale features to mean 0 and standard deviation 1", default=True)
+    standardise: bool = setting("scale features to mean 0, deviation 1", default=True)
     bag: str | None = setting("column of a frame that names the bag of each row", default=None, check=check_column)
 
 
@@ -57,7 +57,7 @@ class ClassSettings:
     """What all classifiers over bags share."""
 
     class_weight: dict[Any, float] | Literal["balanced"] | None = setting(
-        "balanced, or weights by class; by default all bags count the same", default=None, parse=parse_class_weight
+        "balanced, or weights by class", default=None, parse=parse_class_weight
     )
 
 
