@@ -3,9 +3,12 @@
     f(q) = Σᵢ α(q, kᵢ) vᵢ        α = weigh(score(q, k), mask)
 
 Shapes are `[..., length, size]`; with heads `[batch, heads, length, size]`. Leading dimensions broadcast.
-`attend` picks the engine, `plan` says which one and why, `look` gives the weights. A query that may look
-at nothing gets a mean of zero, a log weight of -inf, and no NaN, forward or backward. A NaN that goes in
-comes out as NaN.
+`attend` chooses the engine, `plan` says which one and why, `look` gives the weights. A query that may look
+at no key gets a mean of zero, a log weight of -inf, and no NaN, forward or backward. A NaN in the input
+gives NaN in the output.
+
+All rules that choose an engine are here: `choose` for tensors, `choose_sums` for the sums of kernel regression
+(`kernel_means`, `kernel_moments`) that the estimators for tables use.
 """
 
 from typing import Literal, NamedTuple, Protocol, overload
@@ -16,6 +19,8 @@ from torch import Tensor
 from regard.checks import is_number, positive
 from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
+from regard.engines.kernel_sums import gauss, pairs
+from regard.engines.kernel_sums.problem import Moments, Points, Pooled
 from regard.engines.stream import mask_gradient
 from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
@@ -34,11 +39,23 @@ class Engine(Protocol):
 
     def refuses(self, job: Job) -> str | None: ...
 
+    def algorithm(self, job: Job) -> str: ...
+
     def attend(self, job: Job) -> Tensor: ...
 
 
+class KernelSums(Protocol):
+    """A way to compute the sums of kernel regression: a module of `regard.engines`."""
+
+    def algorithm(self, points: Points, tolerance: float) -> str: ...
+
+    def pool(self, points: Points, tolerance: float) -> Pooled: ...
+
+    def moments(self, points: Points, tolerance: float) -> Moments: ...
+
+
 class Look(NamedTuple):
-    """The largest weights of each query, falling. Where it may see fewer keys: index -1, weight 0.
+    """The largest weights of each query, in descending order. If it may see fewer keys: index -1, weight 0.
 
     index    `[..., q, top]` which keys
     weight   `[..., q, top]` their weights, normalised over all keys that the query may see
@@ -55,10 +72,15 @@ class Look(NamedTuple):
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream(), Pairs(), Gauss())}
+KERNEL_SUMS: dict[str, KernelSums] = {"dense": dense, "pairs": pairs, "gauss": gauss}
 DENSE_LIMIT = 2**16
-"""Numbers held by a matrix, and by its score while it computes, that count as few."""
+"""Largest number of floats, in the matrix and in its score while it is computed, that counts as small."""
 PAIRS_FROM, GAUSS_FROM, PAIRS_VALUES = 2**28, 2**33, 8
-"""Pairs from which loops made for kernels pay off, or a transform, and the columns of values they are good for."""
+"""For tensors: number of pairs from which `pairs` and `gauss` are faster, and up to how many columns of values."""
+DENSE_SUMS_LIMIT = 2**20
+"""For sums: number of pairs that NumPy computes before compiled loops would be loaded."""
+GAUSS_TOLERANCE = 1e-9
+"""For sums: least tolerance that `gauss` is tried for."""
 LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
 
@@ -76,14 +98,14 @@ def attend(
 ) -> Tensor:
     """The average of the values, weighted by how well their keys answer each query: `[..., q, v]`.
 
-    query `[..., q, d]`, key `[..., k, e]`, value `[..., k, v]`: leading dimensions broadcast; d = e where
+    query `[..., q, d]`, key `[..., k, e]`, value `[..., k, v]`: leading dimensions broadcast; d = e if
     the score needs it.
 
     score     one of `regard.scores`, or any callable `(query, key) -> [..., q, k]`
     mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
     weigh     one of `regard.weighing`
-    dropout   the share of weights dropped; drawn from torch's generator whenever it is not 0
-    engine    a name, or a configured engine such as `regard.engines.Stream(block=256)`; picked where it is not given
+    dropout   the rate at which weights are dropped; drawn from torch's generator whenever it is not 0
+    engine    a name, or a configured engine such as `regard.engines.Stream(block=256)`; by default `attend` chooses
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 8, 7, 16), torch.randn(2, 8, 7, 4)
@@ -99,11 +121,11 @@ def attend(
     job = checked(query, key, value, score, mask, weigh, dropout)
     if engine is None:
         return ENGINES[choose(job).engine].attend(job)
-    return named(engine, job).attend(job)
+    return engine_for(engine, job).attend(job)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
-    """The usual case without ceremony, or None: what `flash` does with tensors that need no preparing."""
+    """The usual case without checks, or None: what `flash` does with tensors that need no preparation."""
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if tensors and not transforming():
         return flash.straight(query, key, value, None if score.scaled else 1.0, is_causal)
@@ -113,9 +135,9 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool
 def attend_parts(
     query: Tensor, key: Tensor, value: Tensor, *, score: Score = scaled_dot, mask: Mask | None = None
 ) -> Attended:
-    """Attention to these keys as a part of more: mean `[..., q, v]` and log weight `[..., q]`.
+    """Attention to these keys as a part of all keys: mean `[..., q, v]` and log weight `[..., q]`.
 
-    Parts over disjoint keys join with `regard.merge`. Both have gradients.
+    Parts over disjoint keys are joined by `regard.merge`. Both have gradients.
 
     >>> import torch, regard
     >>> parts = regard.attend_parts(torch.randn(3, 4), torch.randn(9, 4), torch.randn(9, 2))
@@ -123,7 +145,7 @@ def attend_parts(
     (torch.Size([3, 2]), torch.Size([3]))
     """
     job = checked(query, key, value, score, mask, softmax, 0.0)
-    return Dense().attend_parts(job) if small(job) or transforming() else Stream().attend_parts(job)
+    return Dense().attend_parts(job) if choose_parts(job).engine == "dense" else Stream().attend_parts(job)
 
 
 @overload
@@ -135,8 +157,8 @@ def look(
 ) -> Tensor | Look:
     """What softmax attention looks at: all weights `[..., q, k]`, or the `top` largest of each query.
 
-    With `top` the matrix is never built, the weights are normalised over all keys, and no gradient is
-    kept. Without it, a matrix above 2 GiB is refused.
+    With `top` the matrix is never built, the weights are normalised over all keys, and have no gradient.
+    Without it, a matrix above 2 GiB raises ValueError.
 
     >>> import torch, regard
     >>> found = regard.look(torch.tensor([[9.0]]), torch.tensor([[0.0], [1.0], [0.5]]), top=2)
@@ -152,7 +174,7 @@ def look(
             f"the weights {list(job.shape)} would take {size / 2**30:.1f} GiB, above the limit of 2 GiB:"
             " ask for the largest of each query with top=8, or look at fewer queries at a time"
         )
-    # So many queries at a time that the score needs no more than the matrix itself.
+    # As many queries at a time as keep the memory of the score below that of the matrix.
     at_once = max(1, job.queries // job.width)
     return torch.cat([dense.weights(job, rows) for rows in spans(job.queries, at_once)] or [dense.weights(job)], dim=-2)
 
@@ -168,7 +190,7 @@ def plan(
     dropout: float = 0.0,
     engine: str | Engine | None = None,
 ) -> Plan:
-    """What `attend` would run with the same arguments, in words.
+    """What `attend` would run with the same arguments: the engine, why, and its algorithm.
 
     >>> import torch, regard
     >>> x = torch.randn(1, 8, 512, 64)
@@ -176,20 +198,22 @@ def plan(
     'flash'
     """
     job = checked(query, key, value, score, mask, weigh, dropout)
-    scores_of(score, query[..., :1, :], key[..., :1, :])  # what it refuses, attend would refuse
+    scores_of(score, query[..., :1, :], key[..., :1, :])  # raises what attend would raise
     if engine is None:
-        return choose(job)
-    return Plan(named(engine, job).name, "it was asked for")
+        chosen = choose(job)
+        return chosen._replace(algorithm=ENGINES[chosen.engine].algorithm(job))
+    requested = engine_for(engine, job)
+    return Plan(requested.name, "it was requested", requested.algorithm(job))
 
 
 def choose(job: Job) -> Plan:
-    """The engine for a job, and the reason. All rules are here."""
+    """The engine for a job, and the reason."""
     if transforming():
-        return Plan("dense", "torch.func transforms the program, which only dense lets it")
+        return Plan("dense", "torch.func transforms the program: only dense supports that")
     if job.weigh is not softmax:
         return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
     if not job.pairs:
-        return Plan("dense", "there is nothing to look at, or nobody to look")
+        return Plan("dense", "empty input: no queries or no keys")
     if job.pairs >= PAIRS_FROM and job.query.dtype == torch.float32 and job.value.shape[-1] <= PAIRS_VALUES:
         if job.pairs >= GAUSS_FROM and not ENGINES["gauss"].refuses(job):
             return Plan("gauss", f"{job.pairs:,} pairs of a Gaussian in few dimensions: by Fourier transform")
@@ -198,9 +222,9 @@ def choose(job: Job) -> Plan:
     on_cpu = job.query.device.type == "cpu"
     if is_inner_product(job.score):
         if on_cpu and job.dropout:
-            return Plan("stream", "dropout: torch's kernel for the CPU would build the matrix for it")
+            return Plan("stream", "dropout: torch's CPU kernel would build the matrix for it")
         if on_cpu and mask_gradient(job):
-            return Plan("stream", "the bias learns: torch's kernel for the CPU would build the matrix for it")
+            return Plan("stream", "the bias needs a gradient: torch's CPU kernel would build the matrix for it")
         elements = flash.mask_elements(job)
         if elements > flash.MASK_LIMIT:
             return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
@@ -208,26 +232,67 @@ def choose(job: Job) -> Plan:
             with torch.no_grad():
                 wide = reach(*centred(*job.score.as_distance(job.query, job.key)))
             if wide > DOT_LIMIT or (wide > DOT_REACH and on_cpu and job.query.dtype == torch.float32):
-                return Plan("stream", "the data is wide against the bandwidth: distances are had from differences")
+                return Plan(
+                    "stream",
+                    "points are far apart relative to the bandwidth:"
+                    " computing distances from differences keeps precision",
+                )
         return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
     if small(job):
         return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
 
 
+def choose_parts(job: Job) -> Plan:
+    """The engine for a job of which the log weights are needed too."""
+    if small(job) or transforming():
+        return Plan("dense", f"the matrix is small, {job.pairs:,} pairs, or torch.func transforms the program")
+    return Plan("stream", f"{job.pairs:,} pairs: by blocks, without the matrix")
+
+
+def choose_sums(points: Points, tolerance: float = 1e-6) -> Plan:
+    """The engine for the sums of kernel regression, and the reason."""
+    if points.pairs <= DENSE_SUMS_LIMIT:
+        return Plan("dense", f"only {points.pairs:,} pairs")
+    reason = "gauss is not that exact" if tolerance < GAUSS_TOLERANCE else gauss.unsuitable(points)
+    if reason is None:
+        return Plan("gauss", f"{points.pairs:,} pairs of a Gaussian in few dimensions: by Fourier transform")
+    return Plan("pairs", f"{points.pairs:,} pairs: those that matter, in one fused pass ({reason})")
+
+
+def plan_sums(points: Points, tolerance: float = 1e-6) -> Plan:
+    """What `kernel_means` would run: the engine, why, and its algorithm."""
+    chosen = choose_sums(points, tolerance)
+    return chosen._replace(algorithm=KERNEL_SUMS[chosen.engine].algorithm(points, tolerance))
+
+
+def kernel_means(points: Points, tolerance: float = 1e-6) -> Pooled:
+    """Weighted means of the values, `[queries, values]`, and log weights `[queries]`."""
+    return KERNEL_SUMS[choose_sums(points, tolerance).engine].pool(points, tolerance)
+
+
+def kernel_moments(points: Points, tolerance: float = 1e-6) -> Moments:
+    """Weighted means of the values, the offsets and their products, which a local line is fitted from."""
+    return KERNEL_SUMS[choose_sums(points, tolerance).engine].moments(points, tolerance)
+
+
 def small(job: Job) -> bool:
-    """Whether the matrix is cheaper than going without it."""
+    """Whether the matrix is cheaper than computing without it."""
     return job.pairs * job.width <= DENSE_LIMIT
 
 
-def named(engine: str | Engine, job: Job) -> Engine:
-    """The engine asked for, if it can do the job."""
-    if isinstance(engine, str):
-        if engine not in ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-        engine = ENGINES[engine]
-    if isinstance(engine, type) or not (hasattr(engine, "refuses") and hasattr(engine, "attend")):
-        raise TypeError(f"engine must be a name or an engine such as regard.engines.Stream(block=256), got {engine!r}")
+def engine_for(requested: str | Engine, job: Job) -> Engine:
+    """The requested engine, if it can do the job."""
+    if isinstance(requested, str):
+        if requested not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {requested!r}")
+        engine = ENGINES[requested]
+    elif isinstance(requested, type) or not (hasattr(requested, "refuses") and hasattr(requested, "attend")):
+        raise TypeError(
+            f"engine must be a name or an engine such as regard.engines.Stream(block=256), got {requested!r}"
+        )
+    else:
+        engine = requested
     refusal = engine.refuses(job)
     if refusal:
         able = ", ".join(name for name, other in ENGINES.items() if not other.refuses(job))
@@ -238,7 +303,7 @@ def named(engine: str | Engine, job: Job) -> Engine:
 def checked(
     query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Mask | None, weigh: Weighing, dropout: float
 ) -> Job:
-    """The job, once everything fits together; an error says what must hold and what was got."""
+    """The job, if everything fits together; else an error says what must hold and what was got."""
     names: dict[Literal["query", "key", "value"], Tensor] = {"query": query, "key": key, "value": value}
     for name, tensor in names.items():
         if not isinstance(tensor, Tensor):
@@ -257,14 +322,14 @@ def checked(
         raise ValueError(f"key and value must have one length, got {key.shape[-2]} keys and {value.shape[-2]} values")
     for what, given in (("score", score), ("mask", mask), ("weigh", weigh)):
         if isinstance(given, type):
-            raise TypeError(f"{what} must be made before it is given, {given.__name__}(…), got the class itself")
+            raise TypeError(f"{what} must be an instance, {given.__name__}(…), got the class itself")
     if not callable(score):
         raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
     if not callable(weigh):
         raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
     if not is_number(dropout):
         raise TypeError(f"dropout must be a number between 0 and 1, got {dropout!r}")
-    if not 0 <= dropout <= 1:  # NaN too is not
+    if not 0 <= dropout <= 1:  # also raises for NaN
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     job = Job(query, key, value, score, mask, weigh, float(dropout))
     try:

@@ -12,7 +12,7 @@ A score that can say more gets a faster engine:
 * `as_distance(query, key) -> (query', key')`: it is `-½‖query' - key'‖²`, of float64 vectors. `Gaussian` is.
 * `width`: how many numbers it holds for each pair while it computes; d where it is not said.
 
-The kernels (`Gaussian`, `Laplace`, `Epanechnikov`, `Boxcar`, `Tricube`) are in `kernels.py`.
+The kernels, such as `Gaussian` and `Tricube`, are in `kernels.py`.
 """
 
 import functools
@@ -22,16 +22,18 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from regard.kernels import Boxcar, Epanechnikov, Gaussian, Laplace, Tricube
+from regard.kernels import Boxcar, Cosine, Epanechnikov, Gaussian, Laplace, Tricube, Triweight
 
 __all__ = [
     "Additive",
     "Bilinear",
     "Boxcar",
+    "Cosine",
     "Epanechnikov",
     "Gaussian",
     "Laplace",
     "Tricube",
+    "Triweight",
     "constant",
     "dot",
     "scaled_dot",
@@ -65,7 +67,7 @@ def is_squared_distance(score: object) -> TypeGuard[SquaredDistance]:
 @functools.cache
 def says(kind: Any, method: str) -> bool:
     """Whether a class has the method, and no subclass has since changed what the score is."""
-    names = ("forward", "__call__") if issubclass(kind, nn.Module) else ("__call__",)
+    names = ("forward", "__call__", "profile") if issubclass(kind, nn.Module) else ("__call__",)
     for ancestor in kind.__mro__:
         if method in vars(ancestor):
             return True

@@ -1,17 +1,30 @@
-"""The definition: score, weigh, average, with the whole matrix in memory."""
+"""The definition, with the whole matrix of weights: score, weigh, average.
+
+`Dense` does it in torch for any job. `pool` and `moments` do it in NumPy for kernel regression (`Points`), a block
+of queries at a time: for few pairs that is faster than loading compiled loops.
+"""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from regard.compiled import dropout_hash as dropout
-from regard.engines.job import Job, mask_parts, masked, scores_of
+from regard.engines.job import Job, mask_parts, masked, scores_of, spans
+from regard.engines.kernel_sums.problem import Floats, Moments, Points, Pooled, log_kernel
 from regard.parts import Attended
 from regard.torch_modes import compiling, transforming
 from regard.weighing import blind, softmax
+
+BLOCK = 2**18
+"""Pairs at a time in the NumPy sums."""
+WHOLE_MATRIX = "dense: the whole matrix"
+WeightBlocks = Iterable[tuple[slice, Floats, Floats]]
+"""Some queries, their normalised weights [queries, keys] and log weights [queries]; block after block."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +36,15 @@ class Dense:
     def refuses(self, job: Job) -> str | None:
         return None
 
+    def algorithm(self, job: Job) -> str:
+        return WHOLE_MATRIX
+
     def attend(self, job: Job) -> Tensor:
         weight = weights(job)
         if job.dropout and (compiling() or transforming()):
             weight = functional.dropout(weight, job.dropout)
         elif job.dropout:
-            weight = torch.where(whole_dropout(job), weight * dropout.keep_scale(job.dropout), 0.0)
+            weight = torch.where(dropout_mask(job), weight * dropout.keep_scale(job.dropout), 0.0)
         return (weight @ job.value).to(job.value.dtype)
 
     def attend_parts(self, job: Job) -> Attended:
@@ -41,14 +57,14 @@ class Dense:
 
 
 def logits(job: Job, rows: slice | None = None) -> Tensor:
-    """Masked scores of some queries, or all, `[..., q, k]`."""
+    """Masked scores of some queries, by default all, `[..., q, k]`."""
     rows = rows or slice(0, job.queries)
     scores = masked(scores_of(job.score, job.query[..., rows, :], job.key), mask_parts(job, rows))
     return scores.expand(*job.leading, rows.stop - rows.start, job.keys)
 
 
 def weights(job: Job, rows: slice | None = None) -> Tensor:
-    """The weights of some queries, or all: the matrix itself, `[..., q, k]`."""
+    """The weights of some queries, by default all: the matrix itself, `[..., q, k]`."""
     scores = logits(job, rows)
     weight = job.weigh(scores)
     if not isinstance(weight, Tensor) or weight.shape != scores.shape:
@@ -56,12 +72,80 @@ def weights(job: Job, rows: slice | None = None) -> Tensor:
         raise ValueError(f"a weighing must return the shape of the scores, {list(scores.shape)}, got {got}")
     if job.weigh is softmax:
         return weight
-    return weight.masked_fill(scores == -math.inf, 0.0)  # whatever somebody's own makes of it
+    return weight.masked_fill(scores == -math.inf, 0.0)  # a user's weighing may give hidden keys any weight
 
 
-def whole_dropout(job: Job) -> Tensor:
-    """Which weights are kept, `[..., q, k]`."""
+def dropout_mask(job: Job) -> Tensor:
+    """True for the weights that are not dropped, `[..., q, k]`."""
     device = job.query.device
-    lead = torch.arange(math.prod(job.leading), device=device).view(*job.leading, 1, 1)
+    lead = torch.arange(math.prod(job.leading), device=device).view(*job.leading, 1, 1)  # [..., 1, 1]
     first, second = dropout.row_keys(dropout.draw_seed(), lead, torch.arange(job.queries, device=device).unsqueeze(-1))
     return dropout.kept(job.dropout, first, second, torch.arange(job.keys, device=device))
+
+
+def algorithm(points: Points, tolerance: float = 0.0) -> str:
+    """What `pool` and `moments` run."""
+    return WHOLE_MATRIX
+
+
+def pool(points: Points, tolerance: float = 0.0) -> Pooled:
+    """Weighted means of the values and log weights; exact, whatever the tolerance."""
+    return pool_blocks(weight_blocks(points), points.value)
+
+
+def moments(points: Points, tolerance: float = 0.0) -> Moments:
+    """Weighted means of the values, the offsets and their products; exact, whatever the tolerance."""
+    return moment_blocks(weight_blocks(points, points.features), points.query, points.key, points.value)
+
+
+def pool_blocks(blocks: WeightBlocks, value: Floats) -> Pooled:
+    """Means and log weights from given weights."""
+    parts = [(weight @ value, log_weight) for _, weight, log_weight in blocks]
+    if not parts:
+        return Pooled(np.empty((0, value.shape[1])), np.empty(0))
+    return Pooled(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def moment_blocks(blocks: WeightBlocks, query: Floats, key: Floats, value: Floats) -> Moments:
+    """Moments from given weights."""
+    features, values = query.shape[1], value.shape[1]
+    parts = []
+    for rows, weight, log_weight in blocks:
+        offset = key - query[rows, None]  # [q, k, d]
+        weighted = (weight[:, :, None] * offset).transpose(0, 2, 1)  # [q, d, k]
+        parts.append((log_weight, weight @ value, weighted.sum(axis=2), weighted @ offset, weighted @ value))
+    if not parts:
+        shapes: list[tuple[int, ...]] = [(), (values,), (features,), (features, features), (features, values)]
+        return Moments(*(np.empty((0, *shape)) for shape in shapes))
+    return Moments(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def weight_blocks(points: Points, width: int = 1) -> Iterator[tuple[slice, Floats, Floats]]:
+    """The weights of a kernel; the caller will hold `width` numbers for each pair."""
+    with np.errstate(divide="ignore"):  # weight 0: never seen
+        log_mass = 0.0 if points.weight is None else np.log(points.weight)
+    for rows in spans(len(points.query), max(1, BLOCK // (max(1, len(points.key)) * max(1, width)))):
+        square = np.zeros((rows.stop - rows.start, len(points.key)))
+        for feature in range(points.features):
+            square += np.square(points.key[:, feature] - points.query[rows, feature, None])
+        score = log_kernel(points.kernel, square) + log_mass
+        for column in range(points.columns):
+            assert points.query_code is not None
+            assert points.key_code is not None
+            apart = np.abs(points.key_code[:, column] - points.query_code[rows, column, None])
+            score -= points.slope[column] * apart + points.jump[column] * (apart > 0)
+        if points.own is not None:
+            own = points.own[rows]
+            score[np.flatnonzero(own >= 0), own[own >= 0]] = -np.inf
+        yield rows, *normalise(score)
+
+
+def normalise(score: Floats) -> tuple[Floats, Floats]:
+    """Softmax weights and their log sums; 0 and -inf for a query that sees no key."""
+    highest = score.max(axis=1, initial=-np.inf, keepdims=True)
+    highest[highest == -np.inf] = 0.0
+    weight = np.exp(score - highest)
+    total = weight.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        log_weight = (highest + np.log(total))[:, 0]
+    return weight / np.where(total > 0, total, 1.0), log_weight

@@ -1,7 +1,7 @@
-"""Scores that are inner products, on torch's `scaled_dot_product_attention`: every device's best kernel.
+"""Scores that are inner products, on torch's `scaled_dot_product_attention`: the fastest kernel of every device.
 
-What has to be true for torch to take its fused kernel, and not fall back to the whole matrix, is seen
-to here: four dimensions, one size for query, key and value (a multiple of 8), no dropout on the CPU.
+torch uses its fused kernel, and does not build the whole matrix, only if tensors have four dimensions and query,
+key and value one size, a multiple of 8, and without dropout on the CPU. This module prepares them so.
 """
 
 import math
@@ -20,9 +20,10 @@ from regard.torch_modes import compiling
 from regard.weighing import softmax
 
 FEW = 2**14
-"""Numbers of a result that are looked at all at once, to see whether one is 0."""
+"""Size of a result up to which all its numbers are checked for 0, and not only the first of each row."""
 MASK_LIMIT = 2**24
-"""Largest mask, in elements, that is built for torch's kernel; larger ones are streamed."""
+"""Largest mask, in elements, that is built for torch's kernel; larger ones go to `stream`."""
+TORCH_KERNEL = "flash: torch's scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,15 @@ class Flash:
         if job.dropout and job.query.device.type == "cpu":
             return f"flash has no dropout on the CPU, got dropout={job.dropout}"
         return None
+
+    def algorithm(self, job: Job) -> str:
+        assert is_inner_product(job.score)
+        if too_wide(job):
+            return Stream().algorithm(job)
+        with torch.no_grad():
+            if job.query.device.type != "cpu" or compiling() or bounded(*job.score.as_dot(job.query, job.key)):
+                return TORCH_KERNEL
+        return f"{TORCH_KERNEL}; then {Stream().algorithm(job)}, if a row is 0 or NaN"
 
     def attend(self, job: Job) -> Tensor:
         assert is_inner_product(job.score)
@@ -60,9 +70,9 @@ class Flash:
 
 
 def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_causal: bool) -> Tensor | None:
-    """The same for tensors that torch's kernel takes as they are, without a `Job`; None where one is needed.
+    """The same for tensors that torch's kernel accepts as they are, without a `Job`; None if they need one.
 
-    One new query beside cached keys is done in the time that the checks of a job take.
+    For one new query and cached keys, the checks of a job take as long as the attention itself.
     """
     shape, key_shape = query.shape, key.shape
     fits = len(shape) == 4 and shape[:2] == key_shape[:2] and shape[3] == key_shape[3] and key_shape == value.shape
@@ -72,22 +82,24 @@ def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_
         return None
     mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
     few = mean.numel() <= FEW and not is_causal and not compiling()
-    doubtful = not torch.linalg.vector_norm(mean.detach(), -math.inf) > 0 if few else suspect(mean)  # NaN is not
+    smallest = torch.linalg.vector_norm(mean.detach(), -math.inf) if few else None
+    doubtful = suspect(mean) if smallest is None else not smallest > 0  # NaN is not > 0
     return None if doubtful else mean
 
 
 def folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
-    """`[batch, heads, length, size]` with zeros behind: the shape the fused kernel takes."""
+    """`[..., length, size]` -> `[batch, heads, length, size]`, padded with zeros: what the fused kernel takes."""
     if x.shape[-1] != size:
         x = functional.pad(x, (0, size - x.shape[-1]))
     if x.ndim == 4 and x.shape[:2] == leading:
         return x
     x = x.expand(*leading, *x.shape[-2:])
+    # The last leading dimension becomes the heads, all others the batch.
     return x.reshape(math.prod(leading[:-1]), leading[-1] if leading else 1, *x.shape[-2:])
 
 
 def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
-    """The mask as torch takes it, `[batch, heads, q, k]` broadcast over what it does not depend on."""
+    """The mask as torch takes it, `[batch, heads, q, k]`; axes that it does not depend on have size 1."""
     parts = mask_parts(job, slice(0, job.queries))
     if not parts:
         return None
@@ -100,13 +112,13 @@ def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
     if mask.ndim > 2:
         mask = mask.view(*[1] * (len(job.shape) - mask.ndim), *mask.shape)
         if len(job.leading) != 2:
-            mask = mask.expand(job.shape)
+            mask = mask.expand(job.shape)  # folded as query and key are
             mask = mask.reshape(math.prod(job.leading[:-1]), job.leading[-1], job.queries, job.keys)
     return mask
 
 
 def mask_elements(job: Job) -> int:
-    """How many elements the mask has when it is built: `padding`, say, has no more than lengths × keys."""
+    """Number of elements of the mask if it is built: `padding`, for example, has no more than lengths × keys."""
     if job.mask is None or job.mask is causal or not job.pairs:
         return 0
     *leading, rows, columns = broadcast(*(probe.shape for probe in job.probes))
@@ -114,7 +126,7 @@ def mask_elements(job: Job) -> int:
 
 
 def too_wide(job: Job) -> bool:
-    """Whether a distance is so large that even the inner product of float64 has lost it."""
+    """Whether distances are so large that even a float64 inner product is not precise enough."""
     if not is_squared_distance(job.score):
         return False
     with torch.no_grad():
@@ -122,8 +134,10 @@ def too_wide(job: Job) -> bool:
 
 
 def suspect(mean: Tensor) -> bool:
-    """Whether a row may be wrong, to judge by its first number: 0, which is also what torch's CPU kernel
-    makes of a row of NaN (pytorch#141128); or NaN, which may come from a key that the mask hides."""
+    """Whether the first number of some row is 0 or NaN, so that the row may be wrong.
+
+    torch's CPU kernel turns a row of NaN into 0 (pytorch#141128), and a key that the mask hides into NaN.
+    """
     if mean.device.type != "cpu" or not mean.numel() or compiling():
         return False
     least = mean.detach()[..., 0].abs().min()

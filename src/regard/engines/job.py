@@ -1,4 +1,4 @@
-"""What an engine is asked to do: tensors that fit together, and the three parts of the law."""
+"""What an engine computes: tensors that fit together, and the score, mask and weighing between them."""
 
 import functools
 import math
@@ -16,21 +16,26 @@ from regard.weighing import Weighing
 
 
 class Plan(NamedTuple):
-    """Which engine runs, and why.
+    """Which engine is chosen, why, and what it runs.
+
+    algorithm   "engine: method": an engine may hand a job over to another one, which is then named here
 
     >>> import torch, regard
     >>> x = torch.randn(1, 8, 4096, 64)
     >>> regard.plan(x, x, x).engine, regard.plan(x, x, x, dropout=0.1).engine
     ('flash', 'stream')
+    >>> regard.plan(x, x, x, dropout=0.1).algorithm
+    'stream: fused loops over single heads'
     """
 
     engine: str
     why: str
+    algorithm: str = ""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Checked input of an engine: shapes, dtypes and devices fit. `attend.py` makes it."""
+    """Checked input of an engine: shapes, dtypes and devices fit together. `attend.py` makes it."""
 
     query: Tensor  # [..., q, d]
     key: Tensor  # [..., k, e]
@@ -47,7 +52,7 @@ class Job:
 
     @functools.cached_property
     def probes(self) -> list[Tensor]:
-        """Each part of the mask for the first two queries and keys: its dtype, and what it depends on."""
+        """Each part of the mask for the first two queries and keys: shows its dtype and which axes it has."""
         rows, columns = slice(0, min(2, self.queries)), slice(0, min(2, self.keys))
         return [block_of(part, rows, columns, len(self.shape), self.query.device) for part in parts_of(self.mask)]
 
@@ -61,7 +66,7 @@ class Job:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the scores, `[..., q, k]`, which is never built by all but the dense engine."""
+        """The shape of the scores, `[..., q, k]`. Only the dense engine builds a tensor of that shape."""
         return torch.Size([*self.leading, self.queries, self.keys])
 
     @property
@@ -70,12 +75,12 @@ class Job:
 
     @property
     def width(self) -> int:
-        """How many numbers the score holds for each pair while it computes."""
+        """Number of floats that the score holds for each pair while it computes."""
         return int(getattr(self.score, "width", max(1, self.query.shape[-1])))
 
 
 def scores_of(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """The score, checked: a function of the user's may return anything."""
+    """The score, checked: a user's function may return anything."""
     scores = score(query, key)
     leading = broadcast(query.shape[:-2], key.shape[:-2])
     expected = torch.Size([*leading, query.shape[-2], key.shape[-2]])
@@ -103,10 +108,10 @@ def mask_parts(job: Job, rows: slice) -> list[Tensor]:
 
 
 def spans(length: int, size: int) -> Iterator[slice]:
-    """A length cut into pieces of at most that size."""
+    """Slices of at most that size that cover a length."""
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
-    """The shape that all of them broadcast to; ValueError where they do not. (torch's own takes 5 times as long.)"""
+    """The shape that all of them broadcast to; ValueError if they do not. (torch's own takes 5 times as long.)"""
     return torch.Size(np.broadcast_shapes(*shapes))

@@ -16,19 +16,10 @@ from torch.autograd.function import once_differentiable
 from regard.engines import fused_loops as loops
 from regard.engines.fused import Fold, constants
 from regard.engines.job import spans
-from regard.engines.pairing import Products
 from regard.masks import block_of, parts_of, tensors_of
 
 AT_ONCE = 2**18
 """Scores that are made at a time: 1 MiB of float32."""
-LONGEST = 2**14
-"""Scores that a head has at most: where it has more, it is worth a task of its own."""
-
-
-def fits(fold: Fold) -> bool:
-    """Whether heads are so small, and so many, that they are better taken together."""
-    heads, size = math.prod(fold.shape[:-2]), fold.shape[-2] * fold.shape[-1]
-    return isinstance(fold.pairing, Products) and 0 < size <= LONGEST and heads > torch.get_num_threads()
 
 
 class Together(torch.autograd.Function):

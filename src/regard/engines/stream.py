@@ -37,6 +37,11 @@ from regard.weighing import softmax
 
 CACHE = 2**19
 """Numbers held at once in a block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
+SHORT_HEAD = 2**14
+"""Largest number of scores of a head that is computed together with others; a larger one is a task of its own."""
+RECOMPUTED = "stream: blocks, recomputed in backward"
+FUSED = "stream: fused loops over single heads"
+SHORT_HEADS = "stream: fused loops over several short heads at a time"
 
 
 @dataclass(frozen=True)
@@ -60,19 +65,26 @@ class Stream:
             return f"stream weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
         return None
 
+    def algorithm(self, job: Job) -> str:
+        """What `attend_parts` runs."""
+        if not fusible(job):
+            return RECOMPUTED
+        return SHORT_HEADS if self.block is None and has_short_heads(job) else FUSED
+
     def attend(self, job: Job) -> Tensor:
         return self.attend_parts(job).mean
 
     def attend_parts(self, job: Job) -> Attended:
         """Means and log weights; with dropout, only the means are of the dropped weights."""
         seed = dropout.draw_seed() if job.dropout else 0
-        if fusible(job):
-            from regard.engines import fused, short
+        algorithm = self.algorithm(job)
+        if algorithm == RECOMPUTED:
+            return attend_blocks(job, seed, self.sizes(cached(job)))
+        from regard.engines import fused, short
 
-            given = fused.prepared(job, seed, self.sizes(fused.BLOCK))
-            way: Any = short.Together if self.block is None and short.fits(given[0]) else fused.Fused
-            return Attended(*way.apply(*given))
-        return attend_blocks(job, seed, self.sizes(cached(job)))
+        given = fused.prepared(job, seed, self.sizes(fused.BLOCK))
+        way: Any = short.Together if algorithm == SHORT_HEADS else fused.Fused
+        return Attended(*way.apply(*given))
 
     def sizes(self, default: tuple[int, int]) -> tuple[int, int]:
         """Queries and keys a block."""
@@ -83,6 +95,12 @@ def cached(job: Job) -> tuple[int, int]:
     """Queries and keys a block, so that what the score holds for them fits the cache."""
     side = max(1, math.isqrt(CACHE // max(1, job.width * math.prod(job.leading))))
     return side, side
+
+
+def has_short_heads(job: Job) -> bool:
+    """Whether heads are so small, and so many, that the fused loops take several of them at a time."""
+    heads, size = math.prod(job.leading), job.queries * job.keys
+    return not is_squared_distance(job.score) and 0 < size <= SHORT_HEAD and heads > torch.get_num_threads()
 
 
 def fusible(job: Job) -> bool:

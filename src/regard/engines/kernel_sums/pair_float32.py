@@ -1,17 +1,30 @@
-"""The quick part of the `pairs` loops: a block of queries in float32, sixteen at once.
+"""The `pairs` loops: kernels of distances, fused, by blocks of neighbours; here in float32, sixteen queries at once.
 
-Coordinates are about the queries' own centre, where a distance of a few bandwidths keeps its digits; where a block
-is too wide for that, they are of two words, the second what the first was rounded by. Rows are cut out as slices,
+Coordinates are relative to the queries' centre, where a distance of a few bandwidths keeps its digits; if a block
+is too wide for that, they have two words, and the second is what the first was rounded by. Rows are taken as slices,
 because an index that might be negative keeps a loop from being vectorised.
+
+A query whose keys are all far is computed again in float64 (`pair_float64.py`); so are all queries if the tolerance
+needs it, and all moments.
+
+`make_pool` makes the function that `pairs.py` runs. What it is compiled for is a constant of that one closure, and
+all else is compiled into it. A closure over plain numbers is cached on disk; one over functions would be compiled
+again by every process.
 """
 
-from typing import Any, NamedTuple
+import functools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from regard.compiled import compiled
 from regard.compiled.simd import (
     COUNT,
+    Lanes,
     add_to,
     load,
     power_of_two,
@@ -23,93 +36,112 @@ from regard.compiled.simd import (
     where_below,
 )
 from regard.engines.fused_loops import EXACT
-from regard.engines.kernel_sums.pair_bounds import bound, from_nearest, within
-from regard.engines.kernel_sums.problem import BOXCAR, EPANECHNIKOV, GAUSSIAN, LAPLACE
+from regard.engines.kernel_sums.pair_float64 import (
+    GAUSSIAN,
+    NUMBERS,
+    arithmetic,
+    bound,
+    fill_box,
+    from_nearest,
+    largest_block,
+    nearest_group,
+    sum_float64,
+    within,
+)
+from regard.engines.kernel_sums.problem import Case, Data, Floats, Floats32, Integers, Points
+
+NEAR = -4.5
+"""The log weight that some block must reach for float32: if all keys are farther, float32 rounds the exponents."""
+UNROLLED = 8
+"""Number of features up to which loops are compiled for exactly that number."""
+FAINT = 3e-6
+"""The mean weight of the keys visited below which a sum may be one of far keys only, however large it is."""
+
 
 NARROW = 9.4
-"""How many bandwidths wide a block of queries may be for coordinates of one word: scaled and about their centre,
-those of a Gaussian are then below 4, where the next float32 is 2.4e-7 away."""
+"""How many bandwidths wide a block of queries may be for coordinates of one word: scaled and relative to their
+centre, those of a Gaussian are then below 4, where the next float32 is 2.4e-7 away."""
 CLOSE = 11.5
 """Distances in bandwidths up to which a Gaussian is above 2^-100."""
 RUN = 32
 """Keys whose weights are summed in float32 before they are added to sums in float64."""
 LOG2E = 1.4426950408889634
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO, ONE, LOG2E32 = np.float32(0), np.float32(1), np.float32(LOG2E)
 
 
-class Lined(NamedTuple):
+class Frame(NamedTuple):
+    """What the coordinates of a block of queries, and of the keys it meets, are relative to."""
+
+    centre: Floats  # [features]
+    scale: float
+    wide: bool  # whether coordinates need two words
+
+
+class Block(NamedTuple):
     """Coordinates and codes as the lanes read them: flat, feature after feature."""
 
-    query: Any  # [2 · features · queries], a multiple of 16 queries, twice scaled so that the kernel is a power of two
-    key: Any  # [2 · features · room]
-    query_code: Any  # [columns · queries]
-    key_code: Any  # [columns · room]
-    slope: Any  # [columns], in powers of two
-    jump: Any
+    query: Floats32  # [2 · features · queries], of a multiple of 16 queries: first words, then second words
+    key: Floats32  # [2 · features · room]
+    query_code: Floats32  # [columns · queries]
+    key_code: Floats32  # [columns · room]
+    slope: Floats32  # [columns], in powers of two
+    jump: Floats32
     queries: int
     room: int  # for keys, of which the first are filled
 
 
-def unit(kind: int) -> float:
-    """What coordinates are multiplied by, so that the kernel is a power of two of their square or root."""
-    return {GAUSSIAN: float(np.sqrt(0.5 * LOG2E)), LAPLACE: LOG2E}.get(kind, 1.0)
-
-
-@njit
-def weight_of(kind: Any, close: Any, square: Any) -> Any:
-    """The kernel of a squared distance, of minus that for a Gaussian; `kind` is constant once this is compiled in."""
-    if kind == GAUSSIAN:
+@njit()
+def weight_of(case: Case, close: bool, square: Lanes) -> Lanes:
+    """The kernel of a squared distance; of a Gaussian, 2 to this power."""
+    if case.kernel == GAUSSIAN:
         return small_power_of_two(square) if close else power_of_two(square)
-    if kind == LAPLACE:
-        return power_of_two(splat(ZERO) - root(square))
-    if kind == BOXCAR:
-        return where_below(square, splat(ONE), splat(ONE), splat(ZERO))
-    rest = splat(ONE) - (square if kind == EPANECHNIKOV else square * root(square))
-    rest = where_below(square, splat(ONE), rest, splat(ZERO))
-    return rest if kind == EPANECHNIKOV else rest * rest * rest
+    if not case.compact:
+        exponent = arithmetic(case.kernel, root(square), square)
+        return power_of_two(exponent if case.degree else splat(LOG2E32) * exponent)
+    return where_below(square, splat(ONE), arithmetic(case.kernel, root(square), square), splat(ZERO))
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def weight_at(kind: Any, features: Any, coded: Any, wide: Any, close: Any, lined: Any, i: Any, j: Any) -> Any:
-    """The weights of one key for sixteen queries, from i on.
+def weight_at(case: Case, features: int, wide: bool, close: bool, block: Block, i: int, j: int) -> Lanes:
+    """The weights of key j for sixteen queries, starting at i.
 
-    wide    the points lie wide apart: their coordinates are of two words, and differences lose nothing
+    wide    the points are far apart: their coordinates have two words, and differences lose nothing
     close   no two of them are so far apart that a Gaussian would leave the range of float32
     """
     square = splat(ZERO)
     for feature in range(features):
-        apart = load(lined.query, feature * lined.queries + i) - splat_from(lined.key, feature * lined.room + j)
+        apart = load(block.query, feature * block.queries + i) - splat_from(block.key, feature * block.room + j)
         if wide:
             rest = features + feature
-            rounded = load(lined.query, rest * lined.queries + i) - splat_from(lined.key, rest * lined.room + j)
+            rounded = load(block.query, rest * block.queries + i) - splat_from(block.key, rest * block.room + j)
             apart = apart + rounded
-        square = square - apart * apart if kind == GAUSSIAN else square + apart * apart
-    weight = weight_of(kind, close, square)
-    if coded:
+        square = square - apart * apart if case.kernel == GAUSSIAN else square + apart * apart
+    weight = weight_of(case, close, square)
+    if case.coded:
         penalty = splat(ZERO)
-        for column in range(lined.jump.shape[0]):
-            own = load(lined.query_code, column * lined.queries + i)
-            apart = own - splat_from(lined.key_code, column * lined.room + j)
+        for column in range(block.jump.shape[0]):
+            own = load(block.query_code, column * block.queries + i)
+            apart = own - splat_from(block.key_code, column * block.room + j)
             apart = root(apart * apart)
-            fixed = where_below(splat(ZERO), apart, splat(lined.jump[column]), splat(ZERO))
-            penalty = penalty + splat(lined.slope[column]) * apart + fixed
+            fixed = where_below(splat(ZERO), apart, splat(block.jump[column]), splat(ZERO))
+            penalty = penalty + splat(block.slope[column]) * apart + fixed
         weight = weight * power_of_two(splat(ZERO) - penalty)
     return weight
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def add_plain(kind: Any, features: Any, coded: Any, wide: Any, close: Any, lined: Any, value: Any, sums: Any) -> None:
+def add_plain(case: Case, features: int, wide: bool, close: bool, block: Block, value: Floats32, sums: Floats) -> None:
     """Add keys of weight 1, with one value each, to the sums of a block of queries.
 
     value   [keys]
     sums    [2, queries]: of the weights, and of the weights times the values
     """
     size = value.shape[0]
-    for i in range(0, lined.queries, COUNT):
+    for i in range(0, block.queries, COUNT):
         for start in range(0, size, RUN):
             total, found = splat(ZERO), splat(ZERO)
             for j in range(start, min(start + RUN, size)):
-                weight = weight_at(kind, features, coded, wide, close, lined, i, j)
+                weight = weight_at(case, features, wide, close, block, i, j)
                 total = total + weight
                 found = found + weight * splat_from(value, j)
             add_to(sums[0], i, total)
@@ -117,23 +149,25 @@ def add_plain(kind: Any, features: Any, coded: Any, wide: Any, close: Any, lined
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def add_any(kind: Any, features: Any, coded: Any, lined: Any, column: Any, skip: Any, tile: Any, sums: Any) -> None:
+def add_any(
+    case: Case, features: int, block: Block, column: Floats32, skip: Integers, tile: Floats32, sums: Floats
+) -> None:
     """The same for keys of any weight, any number of values, and queries that must leave a key out.
 
     column   [1 + values, keys]: weights of the keys, and the values times them
-    skip     [queries]: a key's place among these that the query must not see, or -1
-    tile     scratch for the weights of a run of keys
+    skip     [queries]: the index among these keys that the query must not see, or -1
+    tile     scratch memory for the weights of a run of keys
     sums     [1 + values, queries]
     """
     size = column.shape[1]
-    for i in range(0, lined.queries, COUNT):
+    for i in range(0, block.queries, COUNT):
         for start in range(0, size, RUN):
             end = min(start + RUN, size)
             for j in range(start, end):
-                store(tile, (j - start) * COUNT, weight_at(kind, features, coded, True, False, lined, i, j))
-            for place in range(COUNT):
-                if start <= skip[i + place] < end:
-                    tile[(skip[i + place] - start) * COUNT + place] = 0
+                store(tile, (j - start) * COUNT, weight_at(case, features, True, False, block, i, j))
+            for lane in range(COUNT):
+                if start <= skip[i + lane] < end:
+                    tile[(skip[i + lane] - start) * COUNT + lane] = 0
             for number in range(column.shape[0]):
                 total = splat(ZERO)
                 for j in range(start, end):
@@ -142,30 +176,33 @@ def add_any(kind: Any, features: Any, coded: Any, lined: Any, column: Any, skip:
 
 
 @njit(fastmath=EXACT)
-def two_words(points: Any, here: Any, size: Any, centre: Any, scale: Any, words: Any, both: Any) -> None:
-    """Coordinates about a centre, scaled, in float32, and behind them, if asked for, what they were rounded by."""
-    features = centre.shape[0]
+def split_words(points: Floats, here: int, size: int, frame: Frame, both: bool, words: Floats32) -> None:
+    """Coordinates of some points in a frame, in float32; if `both`, followed by what they were rounded by."""
+    features = frame.centre.shape[0]
+    stride = words.shape[0] // (2 * features) if features else 0
     for feature in range(features):
-        some, middle = points[feature][here : here + size], centre[feature]
-        first, second = words[feature], words[features + feature]
+        some, middle = points[feature][here : here + size], frame.centre[feature]
+        first = words[feature * stride : feature * stride + size]
         for j in range(size):
-            first[j] = np.float32((some[j] - middle) * scale)
+            first[j] = np.float32((some[j] - middle) * frame.scale)
         if both:
+            second = words[(features + feature) * stride : (features + feature) * stride + size]
             for j in range(size):
-                second[j] = np.float32((some[j] - middle) * scale - first[j])
+                second[j] = np.float32((some[j] - middle) * frame.scale - first[j])
 
 
 @njit(fastmath=EXACT)
-def narrowed(codes: Any, here: Any, size: Any, out: Any) -> None:
+def copy_codes(codes: Floats, here: int, size: int, out: Floats32) -> None:
     """Codes in float32."""
+    stride = out.shape[0] // codes.shape[0] if codes.shape[0] else 0
     for number in range(codes.shape[0]):
         for j in range(size):
-            out[number, j] = codes[number, here + j]
+            out[number * stride + j] = codes[number, here + j]
 
 
 @njit(fastmath=EXACT)
-def in_powers(penalty: Any) -> Any:
-    """What is taken off a log weight, in float32 and in powers of two."""
+def in_powers_of_two(penalty: Floats) -> Floats32:
+    """What is subtracted from a log weight, in float32 and for the logarithm of base 2."""
     scaled = np.empty(penalty.shape[0], np.float32)
     for number in range(penalty.shape[0]):
         scaled[number] = penalty[number] * LOG2E
@@ -173,83 +210,151 @@ def in_powers(penalty: Any) -> Any:
 
 
 @njit(fastmath=EXACT)
-def left_out(own: Any, here: Any, size: Any, skip: Any) -> Any:
-    """Fill in the places, in a block of keys, of what each query must not see; whether there is any."""
+def find_own(own: Integers, here: int, size: int, skip: Integers) -> bool:
+    """Fill in the index in a block of keys that each query must not see; whether there is any."""
     found = False
     for i in range(own.shape[0]):
-        seat = own[i] - here
-        skip[i] = seat if 0 <= seat < size else -1
+        index = own[i] - here
+        skip[i] = index if 0 <= index < size else -1
         found = found or skip[i] >= 0
     return found
 
 
-@njit(fastmath=EXACT, forceinline=True)
-def quick(
-    kind: Any,
-    features: Any,
-    coded: Any,
-    scale: Any,
-    block: Any,
-    box: Any,
-    asked: Any,
-    known: Any,
-    tree: Any,
-    limits: Any,
-    nearest: Any,
-    room: Any,
-) -> Any:
-    """The sums [1 + values, queries, rounded up] of a block of queries, how many keys were met, and how near one was.
+@njit(fastmath=EXACT)
+def make_frame(case: Case, box: Floats, features: int) -> Frame:
+    """The frame of a box of queries.
 
-    features   how many, a constant where the loops are unrolled
-    scale      `unit` of the kernel
-    box        of the queries
-    nearest    the group to begin with
-    room       for the keys of a block
+    Coordinates are scaled so that log K, if proportional to a power of u, becomes the logarithm of base 2. A Gaussian
+    gets a factor of ½ too: it is 2^-‖query - key‖².
     """
-    begin, end = asked.starts[block], asked.starts[block + 1]
-    count, dimensions, columns = end - begin, asked.points.shape[0], asked.codes.shape[0]
-    padded = -(-count // COUNT) * COUNT
-    centre, width = np.empty(dimensions), 0.0
-    for feature in range(dimensions):
+    scale = LOG2E ** (1 / case.degree) if case.degree else 1.0
+    if case.kernel == GAUSSIAN:
+        scale *= np.sqrt(0.5)
+    centre, width = np.empty(features), 0.0
+    for feature in range(features):
         centre[feature] = 0.5 * (box[0, feature] + box[1, feature])
         width = max(width, box[1, feature] - box[0, feature])
-    words, codes = np.zeros((2 * dimensions, padded), np.float32), np.zeros((columns, padded), np.float32)
-    two_words(asked.points, begin, count, centre, scale, words, True)
-    narrowed(asked.codes, begin, count, codes)
-    local, local_codes = np.empty((2 * dimensions, room), np.float32), np.empty((columns, room), np.float32)
-    lined = Lined(
-        words.reshape(-1), local.reshape(-1), codes.reshape(-1), local_codes.reshape(-1),
-        in_powers(known.slope), in_powers(known.jump), padded, room,
-    )  # fmt: skip
-    skip, tile = np.full(padded, -1), np.empty(RUN * COUNT, np.float32)
-    sums = np.zeros((known.column.shape[0], padded))
-    met, closest = 0, -np.inf
-    simple, wide = known.column.shape[0] == 2 and not limits.weighted, width > NARROW
-    for place in range(tree.group_starts.shape[0] - 1):
-        group = from_nearest(place, nearest)
+    return Frame(centre, scale, width > NARROW)
+
+
+@njit(fastmath=EXACT)
+def make_block(data: Data, number: int, frame: Frame, room: int) -> Block:
+    """A block of queries in float32, with room for the keys of a block."""
+    queries, keys = data.queries, data.keys
+    begin, count = queries.starts[number], queries.starts[number + 1] - queries.starts[number]
+    padded, dimensions, columns = -(-count // COUNT) * COUNT, frame.centre.shape[0], queries.codes.shape[0]
+    words, codes = np.zeros(2 * dimensions * padded, np.float32), np.zeros(columns * padded, np.float32)
+    split_words(queries.points, begin, count, frame, True, words)
+    copy_codes(queries.codes, begin, count, codes)
+    key_words, key_codes = np.empty(2 * dimensions * room, np.float32), np.empty(columns * room, np.float32)
+    slope, jump = in_powers_of_two(keys.slope), in_powers_of_two(keys.jump)
+    return Block(words, key_words, codes, key_codes, slope, jump, padded, room)
+
+
+@njit(fastmath=EXACT, forceinline=True)
+def sum_float32(case: Case, data: Data, number: int, box: Floats, nearest: int, room: int) -> tuple[Floats, int, float]:
+    """The sums [1 + values, queries] of a block of queries, the number of keys visited, and the largest log weight.
+
+    box       of the queries
+    nearest   the group to begin with
+    room      for the keys of a block
+    """
+    queries, keys, tree, limits = data.queries, data.keys, data.tree, data.limits
+    begin, end = queries.starts[number], queries.starts[number + 1]
+    dimensions = queries.points.shape[0]
+    features = case.features if case.features else dimensions
+    frame = make_frame(case, box, dimensions)
+    block = make_block(data, number, frame, room)
+    skip, tile = np.full(block.queries, -1), np.empty(RUN * COUNT, np.float32)
+    sums = np.zeros((keys.column.shape[0], block.queries))
+    visited, closest = 0, -np.inf
+    simple = keys.column.shape[0] == 2 and not limits.weighted
+    for rank in range(tree.group_starts.shape[0] - 1):
+        group = from_nearest(rank, nearest)
         least = np.inf
-        for i in range(count):
-            least = min(least, limits.allowed * sums[0, i])
-        if np.exp(bound(kind, box, tree.group_boxes[group], known.slope, known.jump)) <= least:
+        for i in range(end - begin):
+            least = min(least, limits.skipped * sums[0, i])
+        if np.exp(bound(case, box, tree.group_boxes[group], keys)) <= least:
             continue
         for part in range(tree.group_starts[group], tree.group_starts[group + 1]):
-            reach = bound(kind, box, tree.boxes[part], known.slope, known.jump)
-            if np.exp(reach) <= least:
+            largest = bound(case, box, tree.boxes[part], keys)
+            if np.exp(largest) <= least:
                 continue
-            closest = max(closest, reach)
+            closest = max(closest, largest)
             here, size = tree.starts[part], tree.starts[part + 1] - tree.starts[part]
-            met += size
-            leaves_out = limits.leaves_out and left_out(asked.own[begin:end], here, size, skip)
-            plain = simple and not leaves_out
-            two_words(known.points, here, size, centre, scale, local, wide or not plain)
-            narrowed(known.codes, here, size, local_codes)
-            values = known.single[:, here : here + size]
+            visited += size
+            plain = simple and not (limits.leaves_out and find_own(queries.own[begin:end], here, size, skip))
+            split_words(keys.points, here, size, frame, frame.wide or not plain, block.key)
+            copy_codes(keys.codes, here, size, block.key_code)
+            values = keys.column32[:, here : here + size]
             if not plain:
-                add_any(kind, features, coded, lined, values, skip, tile, sums)
-            elif wide:
-                add_plain(kind, features, coded, True, False, lined, values[1], sums)
-            elif kind == GAUSSIAN and within(box, tree.boxes[part], dimensions, CLOSE):
-                add_plain(kind, features, coded, False, True, lined, values[1], sums)
+                add_any(case, features, block, values, skip, tile, sums)
+            elif frame.wide:
+                add_plain(case, features, True, False, block, values[1], sums)
+            elif case.kernel == GAUSSIAN and within(box, tree.boxes[part], dimensions, CLOSE):
+                add_plain(case, features, False, True, block, values[1], sums)
             else:
-                add_plain(kind, features, coded, False, False, lined, values[1], sums)
-    return sums, met, closest
+                add_plain(case, features, False, False, block, values[1], sums)
+    return sums, visited, closest
+
+
+def make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Floats], None]:
+    """The function that sums some blocks of queries over all keys.
+
+    `version` is that of the source: a result on disk that was compiled from another version must not be found.
+    """
+
+    @compiled(nogil=True, fastmath=EXACT)
+    def pool(first: int, last: int, data: Data, sums: Floats, shift: Floats) -> None:
+        """Fill in the sums [queries, 1 + values], relative to exp(shift [queries]), of some blocks of queries.
+
+        With moments, these follow for each feature: the offset, the offset times each value, and its products with
+        the offsets of this and earlier features.
+        """
+        if version < 0:
+            return
+        queries, keys, tree, limits = data.queries, data.keys, data.tree, data.limits
+        dimensions, columns = queries.points.shape[0], queries.codes.shape[0]
+        most = largest_block(tree.starts)
+        box, room = np.empty((2, dimensions + columns)), np.empty((2 + dimensions, most))
+        for block in range(first, last):
+            begin, end = queries.starts[block], queries.starts[block + 1]
+            fill_box(queries, block, box)
+            nearest = nearest_group(case, box, keys, tree)
+            visited, closest = 0, -np.inf
+            for i in range(begin, end):
+                shift[i], sums[i, 0] = 0, 0
+            if not case.moments and limits.float32_from < np.inf:
+                found, visited, closest = sum_float32(case, data, block, box, nearest, most)
+                for i in range(begin, end):
+                    for number in range(keys.column.shape[0]):
+                        sums[i, number] = found[number, i - begin]
+            for i in range(begin, end):
+                enough = limits.float32_from * visited if case.compact else max(limits.float32_from, FAINT * visited)
+                if not (enough <= sums[i, 0] < np.inf) or visited == 0 or closest < NEAR:
+                    shift[i] = sum_float64(case, data, i, nearest, room, sums[i])
+
+    return pool  # type: ignore[no-any-return]
+
+
+def compile_loops(points: Points, moments: bool) -> Callable[[int, int, Data, Floats, Floats], None]:
+    """The loops for one kernel and a number of features."""
+    features = points.features if points.features <= UNROLLED and not moments else 0
+    profile = points.kernel.profile
+    kernel = NUMBERS[points.kernel], profile.compact, profile.degree
+    return compile_case(Case(*kernel, features, points.columns > 0, moments))
+
+
+@functools.cache
+def compile_case(case: Case) -> Callable[[int, int, Data, Floats, Floats], None]:
+    """The loops for one case; compiled once, then cached on disk."""
+    return make_pool(case, source_version())
+
+
+@functools.cache
+def source_version() -> int:
+    """A number that changes with the sources of the loops: Numba checks only the file in which a function is."""
+    package = Path(__file__).parents[2]
+    names = ("kernels.py", "compiled/simd.py", "engines/fused_loops.py")
+    sources = [package / name for name in names] + sorted(Path(__file__).parent.glob("*.py"))
+    return zlib.crc32(b"".join(source.read_bytes() for source in sources))

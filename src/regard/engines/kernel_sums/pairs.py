@@ -1,54 +1,48 @@
 """Kernels of distances on the CPU, without gradients: every pair that matters, in one fused pass.
 
-Queries and keys are sorted into blocks of neighbours (a k-d tree's leaves), and for each block of queries
-what lies too far to matter is passed over by whole blocks. The loops are in `pair_loops.py`.
+Queries and keys are sorted into blocks of neighbours (the leaves of a k-d tree), and for each block of queries
+whole blocks of keys that are too far to matter are skipped. The loops are in `pair_float32.py`.
 
-The tolerance is a promise for every query: the mean of a column of values is off by at most that share of
-the column's standard deviation, and the log weight by at most that number, or its own last digit.
+The tolerance holds for every query: the mean of a column of values is off by at most that fraction of the column's
+standard deviation, and the log weight by at most that number, or its own last digit.
 """
 
-import functools
 import math
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from regard.compiled.threads import spread
 from regard.engines.job import Job
-from regard.engines.kernel_sums.pair_parts import Asked, Known, Limits, Tree
 from regard.engines.kernel_sums.problem import (
-    BOXCAR,
-    EPANECHNIKOV,
-    GAUSSIAN,
-    LAPLACE,
-    TRICUBE,
-    Array,
+    Data,
+    Floats,
+    Integers,
+    Keys,
+    Limits,
     Moments,
     Points,
     Pooled,
-    from_job,
+    Queries,
+    Tree,
+    attend_points,
+    key_weights,
+    mean_and_deviation,
+    points_of,
     reason_against,
-    standards,
 )
 from regard.parts import Attended
 
 KEYS, QUERIES, GROUP = 256, 64, 32
 """Keys in a block, queries in a block, blocks of keys in a group."""
 FEW = 256
-"""Queries for which keys are not worth sorting."""
-SINGLE = 1e-6
-"""The least tolerance that float32 keeps, for values of which none is further from the mean than
-`OUTLIER` standard deviations."""
-OUTLIER = 5.0
-TRUSTED = {GAUSSIAN: 0.1, LAPLACE: 0.1, EPANECHNIKOV: 0.2, BOXCAR: math.inf, TRICUBE: 0.2}
-"""The summed weight from which float32 has digits enough: below it, a query has only far keys. A kernel that
-ends has too few of them at its edge, where 1 - u² loses them: here it is the mean weight of all keys met. One
-that jumps there needs all of them."""
+"""Number of queries up to which sorting the keys does not pay off."""
+FLOAT32_TOLERANCE, LARGEST_VALUE = 1e-6, 5.0
+"""The least tolerance that float32 can keep, if no value is farther from the mean than so many standard deviations."""
+FLOAT32_FROM, FLOAT32_FROM_COMPACT = 0.1, 0.2
+"""The summed weight from which float32 has enough digits: below it, a query has only far keys. For a compact
+kernel, the mean weight of all keys visited: at its edge, where 1 - u² loses digits, they have too few."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,25 @@ class Pairs:
     def refuses(self, job: Job) -> str | None:
         return reason_against("pairs", job)
 
+    def algorithm(self, job: Job) -> str:
+        names = {algorithm(points, self.tolerance) for _, points in points_of(job, key_weights(job))}
+        return ", or ".join(sorted(names))
+
     def attend(self, job: Job) -> Tensor:
         return self.attend_parts(job).mean
 
     def attend_parts(self, job: Job) -> Attended:
-        return from_job(job, lambda points: pool(points, self.tolerance))
+        return attend_points(job, lambda points: pool(points, self.tolerance))
+
+
+def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
+    """What `pool` runs, or `moments`."""
+    float32_from, _ = precision(standardise(points)[0], tolerance, moments)
+    return "pairs: float64 loops" if float32_from == math.inf else "pairs: float32 loops, float64 for far queries"
 
 
 def check_tolerance(tolerance: float) -> None:
-    """A share of the spread."""
+    """It is a fraction of the standard deviation."""
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
 
@@ -80,146 +84,141 @@ def check_tolerance(tolerance: float) -> None:
 def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Pooled:
     """Weighted means of the values, `[queries, values]`, and log weights `[queries]`.
 
-    Without `skip`, no pair is passed over, however far: to measure what a pair costs.
+    Without `skip`, no pair is skipped, however far: to measure the cost of a pair.
     """
-    centre, deviation = standards(points.value)
-    means, log_weight = summed(standardised(points, centre, deviation), tolerance, moments=False, skip=skip)
+    standard, centre, deviation = standardise(points)
+    means, log_weight = sum_pairs(standard, tolerance, moments=False, skip=skip)
     return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, means * deviation + centre), log_weight)
 
 
 def moments(points: Points, tolerance: float = 1e-6) -> Moments:
-    """Weighted means of the values, the offsets and their products: what a local line is fitted from.
+    """Weighted means of the values, the offsets and their products, which local lines are fitted from.
 
-    To the tolerance: the offset and its square in bandwidths, the product in those times the deviation of the value.
+    The tolerance is in bandwidths for the offset and its square, times the deviation of the value for the product.
     """
-    centre, deviation = standards(points.value)
-    means, log_weight = summed(standardised(points, centre, deviation), tolerance, moments=True)
-    features, values = points.query.shape[1], points.value.shape[1]
+    standard, centre, deviation = standardise(points)
+    means, log_weight = sum_pairs(standard, tolerance, moments=True)
+    features, values = points.features, points.value.shape[1]
     mean, rest = means[:, :values] * deviation + centre, means[:, values:]
     offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
     product = np.empty((len(mean), features, values))
-    place = 0
+    start = 0
     for feature in range(features):
-        offset[:, feature] = rest[:, place]
-        product[:, feature] = rest[:, place + 1 : place + 1 + values]
-        before = rest[:, place + values + 1 : place + values + 2 + feature]
-        square[:, feature, : feature + 1] = square[:, : feature + 1, feature] = before
-        place += values + 2 + feature
+        offset[:, feature] = rest[:, start]
+        product[:, feature] = rest[:, start + 1 : start + 1 + values]
+        lower = rest[:, start + values + 1 : start + values + 2 + feature]
+        square[:, feature, : feature + 1] = square[:, : feature + 1, feature] = lower
+        start += values + 2 + feature
     product = product * deviation + offset[:, :, None] * centre
     return Moments(log_weight, np.where((log_weight == -math.inf)[:, None], 0.0, mean), offset, square, product)
 
 
-def standardised(points: Points, centre: Array, deviation: Array) -> Points:
-    """Values in standard deviations from their mean: neither they nor their products overflow or underflow."""
-    return replace(points, value=(points.value - centre) / np.where(deviation > 0, deviation, 1.0))
+def standardise(points: Points) -> tuple[Points, Floats, Floats]:
+    """Values in standard deviations from their mean, which neither overflow nor underflow; the mean; the deviation."""
+    centre, deviation = mean_and_deviation(points.value)
+    return replace(points, value=(points.value - centre) / np.where(deviation > 0, deviation, 1.0)), centre, deviation
 
 
-def summed(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Array, Array]:
+def sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Floats, Floats]:
     """Means of the values, and of the moments behind them, and log weights."""
-    query, key = points.query, points.key
-    features, values = query.shape[1], points.value.shape[1]
+    queries, features, values = len(points.query), points.features, points.value.shape[1]
     extra = sum(values + 2 + feature for feature in range(features)) if moments else 0
-    sums, shift = np.zeros((len(query), 1 + values + extra)), np.zeros(len(query))
-    if not len(query) or not len(key):
-        return sums[:, 1:], np.full(len(query), -math.inf)
-    query_code = np.zeros((len(query), 0)) if points.query_code is None else points.query_code
-    key_code = np.zeros((len(key), 0)) if points.key_code is None else points.key_code
-    scale = np.sqrt(2 * (points.slope + points.jump))  # so that categories part as coordinates do
-    query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
-    # For few queries, sorting all keys takes longer than looking at them.
-    if len(query) > FEW:
-        key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
-    else:
-        key_order, starts = np.arange(len(key)), cuts(len(key), KEYS)
-    own = np.full(len(query), -1)
-    if points.own is not None:
-        went = np.empty(len(key), np.int64)
-        went[key_order] = np.arange(len(key))
-        own = np.where(points.own < 0, -1, went[points.own])[query_order]
+    sums, shift = np.zeros((queries, 1 + values + extra)), np.zeros(queries)
+    if not points.pairs:
+        return sums[:, 1:], np.full(queries, -math.inf)
+    from regard.engines.kernel_sums.pair_float32 import compile_loops  # here, because Numba takes a second to import
+
     heaviest = 1.0 if points.weight is None else float(points.weight.max())
-    mass = np.ones(len(key)) if points.weight is None else points.weight[key_order] / heaviest
-    trusted, share = precision(points, tolerance, moments)
-    allowed = share / float(mass.sum()) if skip else -1.0
-    column = np.vstack([np.ones(len(key)), points.value[key_order].T])
-    single = (column * mass).astype(np.float32) if trusted < math.inf else np.empty((1 + values, 0), np.float32)
-    keys, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
-    with np.errstate(divide="ignore"):  # a key without weight is not seen
-        log_mass = np.log(mass)
-    asked = Asked(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own)
-    known = Known(keys, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, single)
-    tree = boxed(np.vstack([keys, codes]), starts)
-    limits = Limits(trusted, allowed, points.weight is not None, points.own is not None)
-    run = compiled(points.kind, features if not moments else 0, points.columns > 0, moments)
-    blocks = len(query_starts) - 1
+    query_order, data = sort_points(points, heaviest, precision(points, tolerance, moments), skip=skip)
+    run = compile_loops(points, moments)
+    blocks = len(data.queries.starts) - 1
     size = max(1, -(-blocks // 128))
-    found, relative = np.zeros_like(sums), np.zeros_like(shift)
-    spread(
-        lambda begin: run(begin, min(begin + size, blocks), asked, known, tree, limits, found, relative),
-        range(0, blocks, size),
-    )
-    sums[query_order], shift[query_order] = found, relative
-    seen = sums[:, 0] > 0
-    total = np.where(seen, sums[:, 0], 1.0)
-    return sums[:, 1:] / total[:, None], np.where(seen, shift + np.log(total) + math.log(heaviest), -math.inf)
+    sorted_sums, sorted_shift = np.zeros_like(sums), np.zeros_like(shift)
+    spread(lambda begin: run(begin, min(begin + size, blocks), data, sorted_sums, sorted_shift), range(0, blocks, size))
+    sums[query_order], shift[query_order] = sorted_sums, sorted_shift
+    sees = sums[:, 0] > 0
+    total = np.where(sees, sums[:, 0], 1.0)
+    return sums[:, 1:] / total[:, None], np.where(sees, shift + np.log(total) + math.log(heaviest), -math.inf)
 
 
 def precision(points: Points, tolerance: float, moments: bool) -> tuple[float, float]:
-    """The summed weight from which float32 will do, and what share of the weight may be left out.
+    """The summed weight from which float32 is precise enough, and the fraction of the weight that may be left out.
 
-    What is left out may be the value furthest from the mean, while the promise is in standard deviations.
+    What is left out may be the value farthest from the mean, while the tolerance is in standard deviations.
     """
-    worst = float(np.abs(points.value).max(initial=1.0))
-    light = points.weight is not None and points.kind not in (GAUSSIAN, LAPLACE)
-    exact = moments or tolerance < SINGLE or worst > OUTLIER or light
+    profile = points.kernel.profile
+    farthest = float(np.abs(points.value).max(initial=1.0))
+    light = points.weight is not None and profile.compact
+    exact = moments or tolerance < FLOAT32_TOLERANCE or farthest > LARGEST_VALUE or light or not profile.float32
+    float32_from = math.inf if exact else FLOAT32_FROM_COMPACT if profile.compact else FLOAT32_FROM
     # What is left out of moments counts times its distance squared.
-    return math.inf if exact else TRUSTED[points.kind], 0.25 * tolerance / worst * (tolerance if moments else 1.0)
+    return float32_from, 0.25 * tolerance / farthest * (tolerance if moments else 1.0)
 
 
-@functools.cache
-def compiled(kind: int, features: int, coded: bool, moments: bool) -> Callable[..., None]:
-    """The loops for one kernel and a number of features; compiled once, and then kept on disk."""
-    from regard.engines.kernel_sums import pair_loops
+def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *, skip: bool) -> tuple[Integers, Data]:
+    """The order of the queries, and what the loops read."""
+    query, key = points.query, points.key
+    query_code = np.zeros((len(query), 0)) if points.query_code is None else points.query_code
+    key_code = np.zeros((len(key), 0)) if points.key_code is None else points.key_code
+    scale = np.sqrt(2 * (points.slope + points.jump))  # so that codes separate points as coordinates do
+    query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
+    # For few queries, sorting all keys takes longer than visiting them.
+    if len(query) > FEW:
+        key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
+    else:
+        key_order, starts = np.arange(len(key)), block_starts(len(key), KEYS)
+    own = np.full(len(query), -1)
+    if points.own is not None:
+        new_index = np.empty(len(key), np.int64)
+        new_index[key_order] = np.arange(len(key))
+        own = np.where(points.own < 0, -1, new_index[points.own])[query_order]
+    mass = np.ones(len(key)) if points.weight is None else points.weight[key_order] / heaviest
+    float32_from, left_out = precise
+    column = np.vstack([np.ones(len(key)), points.value[key_order].T])  # [1 + values, keys]
+    column32 = (column * mass if float32_from < math.inf else column[:, :0]).astype(np.float32)
+    coordinates, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
+    with np.errstate(divide="ignore"):  # weight 0: never seen
+        log_mass = np.log(mass)
+    return query_order, Data(
+        Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own),
+        Keys(coordinates, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, column32),
+        make_tree(np.vstack([coordinates, codes]), starts),
+        Limits(
+            float32_from,
+            left_out / float(mass.sum()) if skip else -1.0,
+            points.weight is not None,
+            points.own is not None,
+        ),
+    )
 
-    unrolled = features if features <= pair_loops.UNROLLED else 0
-    loop: Any = pair_loops.make_pool(kind, unrolled, coded, moments, source_version())
-    return loop  # type: ignore[no-any-return]
 
-
-@functools.cache
-def source_version() -> int:
-    """A number that changes with the loops' sources: Numba looks at the one file only that a function stands in."""
-    package = Path(__file__).parents[2]
-    sources = [package / "compiled/simd.py", package / "engines/fused_loops.py", *Path(__file__).parent.glob("*.py")]
-    return zlib.crc32(b"".join(source.read_bytes() for source in sorted(sources)))
-
-
-def neighbours(points: Array, size: int) -> tuple[Array, Array]:
-    """An order in which near points are near, and where blocks of at most `size` begin in it, and the end."""
+def neighbours(points: Floats, size: int) -> tuple[Integers, Integers]:
+    """An order in which near points are near, and where blocks of at most `size` start in it, and the end."""
     count, features = points.shape
     if features == 1:
         order = np.argsort(points[:, 0], kind="stable")
     else:
         order = split(points, np.arange(count), size) if features else np.arange(count)
-    return order, cuts(count, size)
+    return order, block_starts(count, size)
 
 
-def cuts(count: int, size: int) -> Array:
-    """Where blocks begin, and where the last one ends."""
+def block_starts(count: int, size: int) -> Integers:
+    """Where blocks start, and the end of the last one."""
     return np.append(np.arange(0, count, size), count)
 
 
-def split(points: Array, order: Array, size: int) -> Array:
-    """Halve along the widest side, on a multiple of the block size, until a block is left."""
+def split(points: Floats, order: Integers, size: int) -> Integers:
+    """Halve along the widest side, at a multiple of the block size, until one block is left."""
     if len(order) <= size:
         return order
     some = points[order]
     side = np.argmax(some.max(axis=0) - some.min(axis=0))
     middle = math.ceil(math.ceil(len(order) / size) / 2) * size
-    parted = order[np.argpartition(some[:, side], middle)]
-    return np.concatenate([split(points, parted[:middle], size), split(points, parted[middle:], size)])
+    halves = order[np.argpartition(some[:, side], middle)]
+    return np.concatenate([split(points, halves[:middle], size), split(points, halves[middle:], size)])
 
 
-def boxed(points: Array, starts: Array) -> Tree:
+def make_tree(points: Floats, starts: Integers) -> Tree:
     """Blocks and groups of blocks of points `[dimensions, points]`, with their boxes `[boxes, 2, dimensions]`."""
     low, high = (extreme.reduceat(points, starts[:-1], axis=1) for extreme in (np.minimum, np.maximum))
     group_starts = np.append(np.arange(0, len(starts) - 1, GROUP), len(starts) - 1)

@@ -1,90 +1,160 @@
-"""What the engines of kernels are given: points in units of the bandwidth, as float64 numbers.
+"""What the engines for kernels compute: weighted means over points, with coordinates in units of the bandwidth.
 
-A kernel's weight between a query and a key is
+The weight between a query and a key is
 
     weight[key] · K(‖query - key‖) · exp(-Σ (slope · |code - code'| + jump · [code ≠ code']))
 
-where the last factor is that of the categorical columns, if there are any.
+where the last factor is that of the categorical columns, if there are any (`regard.kernels.Mixed`).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.engines.job import Job
-from regard.kernels import Boxcar, Epanechnikov, Gaussian, Kernel, Laplace, Mixed, Tricube
+from regard.kernels import KERNELS, Gaussian, Kernel, Mixed
 from regard.masks import Mask, as_bias, others, parts_of, two_dimensional
 from regard.parts import Attended
 from regard.weighing import softmax
 
-GAUSSIAN, LAPLACE, EPANECHNIKOV, BOXCAR, TRICUBE = range(5)
-KINDS: dict[type[Kernel], int] = {
-    Gaussian: GAUSSIAN,
-    Laplace: LAPLACE,
-    Epanechnikov: EPANECHNIKOV,
-    Boxcar: BOXCAR,
-    Tricube: TRICUBE,
-}
-LIGHTEST = 600.0
-"""How far the logs of the keys' weights may lie apart: e⁻⁶⁰⁰ is still a number."""
-Array = Any
-"""A NumPy array; shapes are in the comments."""
-
-
-def no_codes() -> Array:
-    """What slope and jump are where there is no categorical column."""
-    return np.empty(0)
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Integers = NDArray[np.intp]
+Booleans = NDArray[np.bool_]
+Rows = slice | Integers
+"""Some of the rows: a slice copies nothing."""
+LARGEST_SPREAD = 600.0
+"""How much the log weights of two keys may differ: e⁻⁶⁰⁰ does not underflow."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Queries, keys and values, all float64."""
+    """Queries, keys and values, and a kernel between them."""
 
-    query: Array  # [queries, features], in bandwidths
-    key: Array  # [keys, features]
-    value: Array  # [keys, values]
-    kind: int = GAUSSIAN
-    weight: Array | None = None  # [keys], positive; 1 where it is not given
-    own: Array | None = None  # [queries]: the key that a query must not see, or -1
-    query_code: Array | None = None  # [queries, columns], whole numbers
-    key_code: Array | None = None  # [keys, columns]
-    slope: Array = field(default_factory=no_codes)  # [columns]
-    jump: Array = field(default_factory=no_codes)  # [columns]
+    query: Floats  # [queries, features], in bandwidths
+    key: Floats  # [keys, features]
+    value: Floats  # [keys, values]
+    kernel: type[Kernel] = Gaussian
+    weight: Floats | None = None  # [keys], positive; default 1
+    own: Integers | None = None  # [queries]: the key that a query must not see, or -1
+    query_code: Floats | None = None  # [queries, columns], integers
+    key_code: Floats | None = None  # [keys, columns]
+    slope: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
+    jump: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
+
+    @property
+    def features(self) -> int:
+        """The number of numeric columns."""
+        return int(self.query.shape[1])
 
     @property
     def columns(self) -> int:
         """The number of categorical columns."""
         return len(self.jump)
 
-    def asked(self, rows: Array) -> "Points":
-        """The same for some of the queries."""
+    @property
+    def pairs(self) -> int:
+        return len(self.query) * len(self.key)
+
+    def for_queries(self, rows: Rows) -> "Points":
+        """The same problem for some of the queries."""
         code = None if self.query_code is None else self.query_code[rows]
         own = None if self.own is None else self.own[rows]
         return replace(self, query=self.query[rows], query_code=code, own=own)
 
 
 class Pooled(NamedTuple):
-    """Means of the values, and the log of the summed weight. Who sees nothing: mean 0, log weight -inf."""
+    """Means of the values, and the log of the summed weight. A query that sees no key: mean 0, log weight -inf."""
 
-    mean: Array  # [queries, values]
-    log_weight: Array  # [queries]
+    mean: Floats  # [queries, values]
+    log_weight: Floats  # [queries]
 
 
 class Moments(NamedTuple):
     """Weighted means of the values and of the offset u = key - query, in bandwidths."""
 
-    log_weight: Array  # [queries]
-    mean: Array  # [queries, values]               of y
-    offset: Array  # [queries, features]           of u
-    square: Array  # [queries, features, features] of u uᵀ
-    product: Array  # [queries, features, values]  of u yᵀ
+    log_weight: Floats  # [queries]
+    mean: Floats  # [queries, values]               of y
+    offset: Floats  # [queries, features]           of u
+    square: Floats  # [queries, features, features] of u uᵀ
+    product: Floats  # [queries, features, values]  of u yᵀ
 
 
-def standards(value: Array) -> tuple[Array, Array]:
+class Case(NamedTuple):
+    """What the loops are compiled for, all of it constants: the compiler unrolls loops and removes branches."""
+
+    kernel: int  # its number
+    compact: bool  # whether the kernel is 0 from u = 1 on
+    degree: int  # n if its log is proportional to uⁿ, else 0
+    features: int  # their number; 0: any number
+    coded: bool  # whether there are categorical columns
+    moments: bool
+
+
+class Queries(NamedTuple):
+    """The queries, in blocks of neighbours."""
+
+    points: Floats  # [features, queries] in bandwidths
+    codes: Floats  # [columns, queries]
+    starts: Integers  # where each block starts, and the end of the last one
+    own: Integers  # [queries]: the key that each must not see, or -1
+
+
+class Keys(NamedTuple):
+    """The keys, in the order of their blocks."""
+
+    points: Floats  # [features, keys] in bandwidths
+    codes: Floats  # [columns, keys]
+    slope: Floats  # [columns]: subtracted from the log weight for each step between codes
+    jump: Floats  # [columns]: and for any difference
+    log_mass: Floats  # [keys]: the log of the key's own weight, of which the largest is 1
+    column: Floats  # [1 + values, keys]: ones, and the values
+    column32: Floats32  # the same in float32, times the keys' weights; empty if float32 is not used
+
+
+class Tree(NamedTuple):
+    """Blocks of keys, and groups of blocks."""
+
+    starts: Integers  # [blocks + 1]
+    boxes: Floats  # [blocks, 2, features + columns]
+    group_starts: Integers  # [groups + 1], in blocks
+    group_boxes: Floats  # [groups, 2, features + columns]
+
+
+class Limits(NamedTuple):
+    """What may be skipped, and where float32 is precise enough."""
+
+    float32_from: float  # the summed weight from which it is; of a compact kernel, the mean weight of the keys visited
+    skipped: float  # a block is skipped if its largest weight is at most this fraction of the sum so far
+    weighted: bool  # whether keys have different weights
+    leaves_out: bool  # whether some query must not see some key
+
+
+class Data(NamedTuple):
+    """All that the loops read."""
+
+    queries: Queries
+    keys: Keys
+    tree: Tree
+    limits: Limits
+
+
+def log_kernel(kernel: type[Kernel], square: Floats) -> Floats:
+    """log K of squared distances."""
+    profile = kernel.profile
+    if not profile.compact:
+        return np.asarray(profile.arithmetic(np.sqrt(square), square))
+    inside = square < 1
+    square = np.where(inside, square, 0.0)
+    return np.where(inside, np.log(profile.arithmetic(np.sqrt(square), square)), -np.inf)
+
+
+def mean_and_deviation(value: Floats) -> tuple[Floats, Floats]:
     """Mean and standard deviation of the columns; of a constant one its value and 0, so that it stays exact."""
     if not len(value):
         return np.zeros(value.shape[1]), np.zeros(value.shape[1])
@@ -93,46 +163,46 @@ def standards(value: Array) -> tuple[Array, Array]:
 
 
 def reason_against(engine: str, job: Job) -> str | None:
-    """Why an engine of kernels cannot do a job, in words."""
+    """Why an engine for kernels cannot do a job; None if it can."""
     if kernel_of(job) is None:
         return f"{engine} needs one of the kernels in regard.scores, got {job.score!r}"
     if job.weigh is not softmax:
         return f"{engine} weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
     if job.dropout:
-        return f"{engine} takes no dropout, got {job.dropout}"
-    if not all(part is others or of_keys(part, job) for part in parts_of(job.mask)):
-        return f"{engine} takes no mask but regard.masks.others, or one of the keys alone, [k] or [1, k]"
-    if not heavy_enough(job):
-        return f"{engine} takes biases of keys that differ by less than {LIGHTEST:g}, or are -inf"
+        return f"{engine} does not support dropout, got {job.dropout}"
+    if not all(part is others or is_per_key(part) for part in parts_of(job.mask)):
+        return f"{engine} supports only the mask regard.masks.others, and masks with one entry per key, [k] or [1, k]"
+    if not biases_are_close(job):
+        return f"{engine} needs biases of keys that differ by less than {LARGEST_SPREAD:g}, or are -inf"
     if job.query.device.type != "cpu":
         return f"{engine} runs on the CPU, got tensors on {job.query.device}"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in learning(job)):
-        return f"{engine} gives no gradients, and something here needs one"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in learned_tensors(job)):
+        return f"{engine} computes no gradients, but an input requires one"
     if not all(bool(x.isfinite().all()) for x in (job.query, job.key, job.value)):
         return f"{engine} needs finite numbers, got NaN or infinity"
     return None
 
 
 def kernel_of(job: Job) -> Kernel | None:
-    """The kernel of the coordinates, if the score is one of ours."""
+    """The kernel of the numeric columns, if the score is one of ours."""
     kernel = job.score.kernel if type(job.score) is Mixed else job.score
-    return kernel if isinstance(kernel, Kernel) and type(kernel) in KINDS else None
+    return kernel if isinstance(kernel, Kernel) and type(kernel) in KERNELS.values() else None
 
 
-def of_keys(part: Mask, job: Job) -> bool:
-    """Whether a mask is a tensor with one entry a key, for all queries alike."""
+def is_per_key(part: Mask) -> bool:
+    """Whether a mask is a tensor with one entry per key, the same for all queries."""
     return isinstance(part, Tensor) and two_dimensional(part).shape[:-1].numel() == 1
 
 
-def heavy_enough(job: Job) -> bool:
-    """Whether no key that is seen is so light that its weight underflows."""
-    bias = bias_of(job)
-    seen = bias[bias > -np.inf]
-    return not len(seen) or bool(seen.max() - seen.min() < LIGHTEST)
+def biases_are_close(job: Job) -> bool:
+    """Whether the weight of no visible key underflows relative to another's."""
+    bias = key_bias(job)
+    visible = bias[bias > -np.inf]
+    return not len(visible) or bool(visible.max() - visible.min() < LARGEST_SPREAD)
 
 
-def learning(job: Job) -> Iterator[Tensor]:
-    """All that a gradient could be asked of."""
+def learned_tensors(job: Job) -> Iterator[Tensor]:
+    """All tensors that may need a gradient."""
     yield from (job.query, job.key, job.value)
     yield from (part for part in parts_of(job.mask) if isinstance(part, Tensor))
     if isinstance(job.score, torch.nn.Module):
@@ -141,59 +211,74 @@ def learning(job: Job) -> Iterator[Tensor]:
             yield from module.parameters(recurse=False)
 
 
-def from_job(job: Job, pool: Callable[[Points], Pooled]) -> Attended:
-    """A job done as one or more sets of points, one for each place in the leading dimensions."""
+class KeyWeights(NamedTuple):
+    """The weights that masks give to keys, divided by exp(highest), and which keys have any."""
+
+    weight: Floats | None  # [visible keys]
+    highest: float
+    visible: Booleans  # [keys]
+
+
+def attend_points(job: Job, pool: Callable[[Points], Pooled]) -> Attended:
+    """A job as one problem for each index of the leading dimensions."""
+    masked = key_weights(job)
+    mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
+    for lead, points in points_of(job, masked):
+        mean[lead], log_weight[lead] = pool(points)
+    dtype = job.value.dtype
+    return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + masked.highest).to(dtype))
+
+
+def points_of(job: Job, masked: KeyWeights) -> Iterator[tuple[tuple[int, ...], Points]]:
+    """The index in the leading dimensions, and the problem there."""
     kernel = kernel_of(job)
-    assert kernel is not None  # the engine has been asked whether it refuses
+    assert kernel is not None  # `reason_against` was asked before
     mixed = job.score if isinstance(job.score, Mixed) else None
     columns = len(mixed.jump) if mixed else 0
     with torch.no_grad():
         numbers = [x[..., : x.shape[-1] - columns] for x in (job.query, job.key)]
-        tensors = (
-            *kernel.stretch(*numbers),
-            *(x[..., x.shape[-1] - columns :] for x in (job.query, job.key)),
-            job.value,
-        )
-    spread = [x.detach().expand(*job.leading, *x.shape[-2:]).double().numpy() for x in tensors]
-    query, key, query_code, key_code, value = spread
-    weight, highest, seen = key_weights(job)
+        codes = [x[..., x.shape[-1] - columns :] for x in (job.query, job.key)]
+        tensors = (*kernel.stretch(*numbers), *codes, job.value)
+    expanded = [x.detach().expand(*job.leading, *x.shape[-2:]).double().numpy() for x in tensors]
+    query, key, query_code, key_code, value = expanded
+    slope, jump = (x.detach().double().numpy() for x in (mixed.slope, mixed.jump)) if mixed else (np.empty(0),) * 2
+    visible = masked.visible
     own = None
     if any(part is others for part in parts_of(job.mask)):
-        place = np.where(seen, np.cumsum(seen) - 1, -1)
-        own = np.append(place, np.full(max(0, job.queries - job.keys), -1))[: job.queries]
-    mean, log_weight = np.empty([*job.shape[:-1], value.shape[-1]]), np.empty(job.shape[:-1])
+        index = np.where(visible, np.cumsum(visible) - 1, -1)  # of each key among the visible ones
+        own = np.append(index, np.full(max(0, job.queries - job.keys), -1))[: job.queries]
     for lead in np.ndindex(*job.leading):
-        mean[lead], log_weight[lead] = pool(
+        yield (
+            lead,
             Points(
                 query[lead],
-                key[lead][seen],
-                value[lead][seen],
-                KINDS[type(kernel)],
-                weight,
+                key[lead][visible],
+                value[lead][visible],
+                type(kernel),
+                masked.weight,
                 own,
                 query_code[lead] if mixed else None,
-                key_code[lead][seen] if mixed else None,
-                *((mixed.slope.detach().double().numpy(), mixed.jump.detach().double().numpy()) if mixed else ()),
-            )
+                key_code[lead][visible] if mixed else None,
+                slope,
+                jump,
+            ),
         )
-    dtype = job.value.dtype
-    return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + highest).to(dtype))
 
 
-def key_weights(job: Job) -> tuple[Array | None, float, Array]:
-    """The weights that masks give to keys, relative to exp of the number behind them, and which keys have any."""
+def key_weights(job: Job) -> KeyWeights:
+    """What the masks of a job make of its keys."""
     if not any(isinstance(part, Tensor) for part in parts_of(job.mask)) or not job.keys:
-        return None, 0.0, np.ones(job.keys, bool)
-    bias = bias_of(job)
-    seen = bias > -np.inf
-    highest = float(bias.max()) if seen.any() else 0.0
-    return np.exp(bias[seen] - highest), highest, seen
+        return KeyWeights(None, 0.0, np.ones(job.keys, bool))
+    bias = key_bias(job)
+    visible = bias > -np.inf
+    highest = float(bias.max()) if visible.any() else 0.0
+    return KeyWeights(np.exp(bias[visible] - highest), highest, visible)
 
 
-def bias_of(job: Job) -> Array:
+def key_bias(job: Job) -> Floats:
     """What masks add to the scores of each key, [keys]."""
     bias = np.zeros(job.keys)
     for part in parts_of(job.mask):
         if isinstance(part, Tensor):
-            bias = bias + as_bias(part.detach().cpu()).reshape(-1).double().numpy()
+            bias = bias + as_bias(part.detach().cpu()).reshape(-1).double().numpy()  # [k] or [1, k] -> [k]
     return bias
