@@ -14,10 +14,10 @@ NEGATIVE = -math.inf
 
 
 def logits(query, key, leading, score, mask=None, bias=None):
-    """A list of scores for each query of each place in the leading dimensions.
+    """A list of scores for each query at each index of the leading dimensions.
 
     score(q, k)      a number from two vectors; -inf: may not look
-    mask(lead, i, j) whether query i may look at key j, at that place of the leading dimensions
+    mask(lead, i, j) whether query i may look at key j, at that index of the leading dimensions
     bias             [..., q, k], added to the score
     """
     query, key = (x.expand(*leading, *x.shape[-2:]) for x in (query, key))
@@ -68,11 +68,11 @@ def attend(query, key, value, score, mask=None, bias=None, weigh=None, keep=None
 
 
 def indices(leading):
-    """Every place in the leading dimensions, the last one running fastest."""
-    places = [()]
+    """Every index of the leading dimensions, the last one running fastest."""
+    found = [()]
     for size in leading:
-        places = [(*place, index) for place in places for index in range(size)]
-    return places
+        found = [(*lead, index) for lead in found for index in range(size)]
+    return found
 
 
 def number(x):
@@ -101,8 +101,8 @@ def linear(scores):
 def hard(scores):
     allowed = [number(s) for s in scores if not forbidden(s)]
     best = max(allowed, default=None)
-    place = None if best is None else next(i for i, s in enumerate(scores) if number(s) == best)
-    return [1.0 if i == place else 0.0 for i in range(len(scores))]
+    first = None if best is None else next(i for i, s in enumerate(scores) if number(s) == best)
+    return [1.0 if i == first else 0.0 for i in range(len(scores))]
 
 
 def exp(x):
@@ -147,44 +147,47 @@ def distance(q, k, bandwidth):
     return square.sqrt() if number(square) > 0 else 0.0 * square
 
 
-def gaussian(bandwidth):
-    return lambda q, k: -(distance(q, k, bandwidth) ** 2) / 2
+LOG_KERNELS = {"gaussian": lambda u: -(u**2) / 2, "laplace": lambda u: -u}
+COMPACT_KERNELS = {
+    "epanechnikov": lambda u: 1 - u**2,
+    "boxcar": lambda u: 1 + 0 * u,
+    "tricube": lambda u: (1 - u**3) ** 3,
+    "triweight": lambda u: (1 - u**2) ** 3,
+    "cosine": lambda u: torch.cos(math.pi / 2 * u),
+}
+"""Kernels of a distance in bandwidths, by name: log K(u), or K(u) of one that is 0 from u = 1 on."""
 
 
-def laplace(bandwidth):
-    return lambda q, k: -distance(q, k, bandwidth)
+def kernel(name, bandwidth):
+    """The score of a kernel."""
 
-
-def within(bandwidth, profile):
     def score(q, k):
         u = distance(q, k, bandwidth)
-        return profile(u) if number(u) < 1 else NEGATIVE
+        if name in LOG_KERNELS:
+            return LOG_KERNELS[name](u)
+        return COMPACT_KERNELS[name](u).log() if number(u) < 1 else NEGATIVE
 
     return score
 
 
-def epanechnikov(bandwidth):
-    return within(bandwidth, lambda u: (1 - u**2).log())
-
-
-def boxcar(bandwidth):
-    return within(bandwidth, lambda u: 0 * u)
-
-
-def tricube(bandwidth):
-    return within(bandwidth, lambda u: 3 * (1 - u**3).log())
+def log_kernel(name, u):
+    """log K(u) of an array of distances."""
+    u = torch.as_tensor(u)
+    if name in LOG_KERNELS:
+        return LOG_KERNELS[name](u).numpy()
+    inside = u < 1
+    return torch.where(inside, COMPACT_KERNELS[name](torch.where(inside, u, 0.0)).log(), NEGATIVE).numpy()
 
 
 def kernel_sums(points):
-    """What the engines of kernels give: log weights, and weighted means of values, offsets and their products."""
+    """Log weights, and weighted means of values, offsets and their products, of `Points`."""
+    name = points.kernel.__name__.lower()
     log_weights, means, offsets, squares, products = [], [], [], [], []
     for number, query in enumerate(points.query):
         offset = points.key - query
         distance = np.sqrt((offset**2).sum(axis=1))
         with np.errstate(divide="ignore"):
-            score = np.log(PROFILES[points.kind](distance)) if points.kind > 1 else -(distance ** (2 - points.kind))
-            score = score / (2 if points.kind == 0 else 1)
-            score = score + (0.0 if points.weight is None else np.log(points.weight))
+            score = log_kernel(name, distance) + (0.0 if points.weight is None else np.log(points.weight))
         for column in range(points.columns):
             apart = np.abs(points.key_code[:, column] - points.query_code[number, column])
             score = score - points.slope[column] * apart - points.jump[column] * (apart != 0)
@@ -199,10 +202,3 @@ def kernel_sums(points):
         squares.append((offset * weight[:, None]).T @ offset)
         products.append((offset * weight[:, None]).T @ points.value)
     return tuple(np.array(part) for part in (log_weights, means, offsets, squares, products))
-
-
-PROFILES = {
-    2: lambda u: np.maximum(1 - u**2, 0),
-    3: lambda u: (u < 1) * 1.0,
-    4: lambda u: np.maximum(1 - u**3, 0) ** 3,
-}

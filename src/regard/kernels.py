@@ -11,7 +11,7 @@ the estimators and the tests read: a new kernel is one class in the table, and i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -317,6 +317,12 @@ KERNELS: dict[str, type[Kernel]] = {
     kernel.__name__.lower(): kernel for kernel in (Gaussian, Laplace, Epanechnikov, Boxcar, Tricube, Triweight, Cosine)
 }
 """All kernels by name. The engines know only these: a subclass may have changed what the score is."""
+
+if TYPE_CHECKING:
+    KernelName = str
+else:
+    KernelName = Literal[tuple(KERNELS)]
+    """The names as a type, from which settings of estimators and options of commands take their choices."""
 
 
 class Mixed(nn.Module):

@@ -7,9 +7,10 @@ import torch
 from torch.testing import assert_close
 
 import regard
+from regard import scores
 from regard.engines import fused, short
 from regard.engines.job import Job
-from regard.engines.stream import Stream
+from regard.engines.stream import Stream, has_short_heads
 from regard.masks import both, causal, padding
 from regard.weighing import softmax
 
@@ -121,5 +122,7 @@ def test_broadcast_heads_and_views_add_up_their_gradients():
 )
 def test_it_is_for_short_heads_of_which_there_are_many(shape, fits, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    fold = fused.Fold(fused.Products(1.0), None, torch.Size(shape), 0.1, 0, (512, 512))
-    assert short.fits(fold) == fits
+    *leading, queries, keys = shape
+    query, key = torch.zeros(*leading, queries, 3), torch.zeros(*leading, keys, 3)
+    assert has_short_heads(Job(query, key, key, scores.scaled_dot, None, softmax)) == fits
+    assert not has_short_heads(Job(query, key, key, scores.Gaussian(1.0), None, softmax))

@@ -10,6 +10,7 @@ from regard import masks, scores
 from regard.engines.dense import Dense
 from regard.engines.flash import Flash
 from regard.engines.stream import Stream
+from regard.kernels import KERNELS
 
 # Every axis a different prime, so that no swap can hide.
 LEADING, QUERIES, KEYS, SIZE, VALUES, HIDDEN = (2, 3), 5, 7, 11, 13, 17
@@ -70,22 +71,25 @@ def score_case(name):
             [strength],
         )
     kernel, shape = name.split("-")
-    # Wide for the compact kernels, whose support would else hold nothing in so many dimensions.
-    width = 3.0 if kernel in ("gaussian", "laplace") else 5.0
+    # Wide for the compact kernels: in so many dimensions their support would else hold no key.
+    width = 5.0 if KERNELS[kernel].profile.compact else 3.0
     bandwidth = {
         "number": torch.tensor(width, dtype=torch.float64),
         "vector": torch.linspace(0.8, 1.3, SIZE, dtype=torch.float64) * width,
         "matrix": width * (torch.eye(SIZE, dtype=torch.float64) + 0.1 * rand(SIZE, SIZE, seed=9)),
     }[shape]
     parameter = nn.Parameter(bandwidth)
-    ours = getattr(scores, kernel.capitalize())(parameter)
-    return ScoreCase(ours, getattr(reference, kernel)(parameter), [parameter])
+    return ScoreCase(KERNELS[kernel](parameter), reference.kernel(kernel, parameter), [parameter])
 
 
+SHAPES = {
+    "gaussian": ["number", "vector", "matrix"],
+    "laplace": ["vector", "matrix"],
+    "epanechnikov": ["number", "matrix"],
+}
 SCORES = [
     *["constant", "dot", "scaled_dot", "bilinear", "tanh", "sigmoid", "relu", "concat", "closure"],
-    *["gaussian-number", "gaussian-vector", "gaussian-matrix", "laplace-vector", "laplace-matrix"],
-    *["epanechnikov-number", "epanechnikov-matrix", "boxcar-number", "tricube-vector"],
+    *[f"{kernel}-{shape}" for kernel in KERNELS for shape in SHAPES.get(kernel, ["vector"])],
 ]
 INNER = ["dot", "scaled_dot", "bilinear", "gaussian-number", "gaussian-vector", "gaussian-matrix"]
 

@@ -1,14 +1,7 @@
 """A table, and kernel regression by its definition."""
 
 import numpy as np
-
-KERNELS = {
-    "gaussian": lambda u: np.exp(-0.5 * u**2),
-    "laplace": lambda u: np.exp(-u),
-    "epanechnikov": lambda u: np.maximum(1 - u**2, 0),
-    "boxcar": lambda u: (u < 1) * 1.0,
-    "tricube": lambda u: np.maximum(1 - u**3, 0) ** 3,
-}
+import reference
 
 
 def table(rows=83, columns=3, seed=0):
@@ -22,7 +15,7 @@ def slow_regression(kernel, x, y, query, bandwidth, order=0, weight=1.0, own=Non
     predictions = []
     for number, point in enumerate(query):
         u = np.linalg.norm((x - point) / bandwidth, axis=1)
-        w = KERNELS[kernel](u) * weight
+        w = np.exp(reference.log_kernel(kernel, u)) * weight
         if own is not None:
             w = np.where(np.arange(len(x)) == own[number], 0.0, w)
         if order == 0:

@@ -1,4 +1,4 @@
-"""The Gauss transform against all pairs in float64: its promise holds for every query, whatever the data."""
+"""The Gauss transform against all pairs in float64: the tolerance holds for every query, whatever the data."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import reference
 
-from regard.engines.kernel_sums import gauss, gauss_box, pairs
-from regard.engines.kernel_sums import gauss_fft as gauss_transform
-from regard.engines.kernel_sums.problem import LAPLACE, Moments, Points
+from regard.engines.kernel_sums import gauss, gauss_fft, pairs
+from regard.engines.kernel_sums.problem import Moments, Points
+from regard.kernels import Laplace
 
 KEYS, QUERIES, VALUES = 1201, 331, 3
 CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "lattice", "tiny", "huge"]
@@ -16,8 +16,8 @@ CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "latti
 
 @pytest.fixture(autouse=True)
 def small_grids(monkeypatch):
-    """Quick in three dimensions too; boxes are cut then."""
-    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 2**18)
+    """Fast in three dimensions too; boxes are cut then."""
+    monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 2**18)
 
 
 def brute(points: Points) -> Moments:
@@ -60,8 +60,8 @@ def case(name: str, features: int, weighted: bool = False, own: bool = False) ->
     )
 
 
-def asked_of_pairs(monkeypatch):
-    """How many queries go to `pairs`, call by call."""
+def count_pairs(monkeypatch):
+    """The number of queries that go to `pairs`, call by call."""
     counts = []
     for name in ("pool", "moments"):
         exact = getattr(pairs, name)
@@ -101,7 +101,7 @@ def assert_moments(got, points, tolerance):
 @pytest.mark.parametrize("features", [1, 2, 3])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("more", [False, True])
-def test_every_query_keeps_the_promise(name, features, more):
+def test_every_query_is_within_the_tolerance(name, features, more):
     points = case(name, features, weighted=more, own=more)
     assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
     if more:
@@ -118,7 +118,7 @@ def test_other_tolerances(features, tolerance):
 
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_one_key_errs_within_the_measured_bound(features):
-    """What the bound on any data follows from; a new release of finufft must keep it."""
+    """The bound on any data follows from it; it must hold for a new release of finufft too."""
     random = np.random.default_rng(features)
     for _ in range(5):
         high = random.uniform(4, 9, size=features)
@@ -130,12 +130,12 @@ def test_one_key_errs_within_the_measured_bound(features):
         offset = (key - query).T
         kernel = np.exp(-0.5 * (offset**2).sum(axis=0))
         for precision in gauss.PRECISIONS[features]:
-            sums = gauss.transformed(points, np.array([[1.0, 0.0, 0.0]]), slice(None), box, precision, slopes=True)
+            sums = gauss.transform(points, np.array([[1.0, 0.0, 0.0]]), slice(None), box, precision, moments=True)
             bound = precision.near * np.sqrt(kernel) + gauss.FAR
-            slope_bound = precision.slope_near * np.sqrt(kernel) + gauss.SLOPE_FAR
+            gradient_bound = precision.gradient_near * np.sqrt(kernel) + gauss.GRADIENT_FAR
             assert (np.abs(sums.plain[0] - kernel) <= bound).all()
-            assert (np.abs(sums.slope[:, 0] - offset * kernel) <= slope_bound).all()
-            assert (np.abs(sums.square - offset[:, None] * offset * kernel) <= slope_bound).all()
+            assert (np.abs(sums.gradient[:, 0] - offset * kernel) <= gradient_bound).all()
+            assert (np.abs(sums.square - offset[:, None] * offset * kernel) <= gradient_bound).all()
 
 
 @pytest.mark.parametrize(("tolerance", "enough"), [(1e-4, 1e-3), (1e-6, 1e-3), (1e-8, 1.0)])
@@ -154,8 +154,8 @@ def test_any_distance_from_one_heavy_cluster(features, tolerance, enough, monkey
 
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_the_transform_answers_nearly_all(features, monkeypatch):
-    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 2**21)
-    counts = asked_of_pairs(monkeypatch)
+    monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 2**21)
+    counts = count_pairs(monkeypatch)
     key = np.random.default_rng(0).normal(size=(20_000, features)) * 20_000 ** (1 / (features + 4))
     points = Points(key, key, key[:, :1] ** 2, own=np.arange(len(key)))
     gauss.pool(points, 1e-6)
@@ -164,8 +164,8 @@ def test_the_transform_answers_nearly_all(features, monkeypatch):
 
 def test_leaving_out_costs_no_more_transforms(monkeypatch):
     plans = []
-    planned = gauss_transform.planned
-    monkeypatch.setattr(gauss_transform, "planned", lambda *given: plans.append(given[0]) or planned(*given))
+    make = gauss_fft.make_transform
+    monkeypatch.setattr(gauss_fft, "make_transform", lambda *given: plans.append(given[0]) or make(*given))
     points = case("normal", 2, own=True)
     gauss.pool(points, 1e-6)
     assert plans == [1, 2, 1, 2]  # four columns, two at a time
@@ -174,10 +174,10 @@ def test_leaving_out_costs_no_more_transforms(monkeypatch):
 
 
 def test_points_wider_than_the_grid_are_answered_where_they_are_dense(monkeypatch):
-    counts = asked_of_pairs(monkeypatch)
-    monkeypatch.setattr(gauss_box, "FEWEST_MODES", 400)
-    monkeypatch.setattr(gauss_box, "MODES_PER_POINT", 0)
-    points = case("cauchy", 1, own=True).asked(slice(QUERIES - 60))
+    counts = count_pairs(monkeypatch)
+    monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 400)
+    monkeypatch.setattr(gauss_fft, "MODES_PER_POINT", 0)
+    points = case("cauchy", 1, own=True).for_queries(slice(QUERIES - 60))
     assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
     assert 0 < sum(counts) < 0.3 * QUERIES
     assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
@@ -210,7 +210,7 @@ def test_one_query_one_key(features, queries, keys):
     assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
 
 
-def test_who_sees_nothing():
+def test_a_query_that_sees_no_key():
     points = Points(np.zeros((1, 2)), np.zeros((1, 2)), np.ones((1, 1)), own=np.array([0]))
     mean, log_weight = gauss.pool(points, 1e-6)
     assert mean.tolist() == [[0.0]]
@@ -221,28 +221,30 @@ def test_who_sees_nothing():
     ("points", "reason"),
     [
         (
-            Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), kind=LAPLACE),
-            "gauss is for the Gaussian kernel",
+            Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), kernel=Laplace),
+            "gauss supports only the Gaussian kernel",
         ),
         (
             Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), slope=np.ones(2), jump=np.ones(2)),
-            "gauss is for numbers only, got 2 categorical columns",
+            "gauss supports only numeric columns, got 2 categorical ones",
         ),
-        (Points(np.zeros((9, 4)), np.zeros((9, 4)), np.zeros((9, 1))), "gauss takes 1 to 3 features, got 4"),
+        (Points(np.zeros((9, 4)), np.zeros((9, 4)), np.zeros((9, 1))), "gauss supports 1 to 3 features, got 4"),
         (
             Points(np.zeros((9, 2)), np.zeros((9, 2)), np.zeros((9, 1))),
-            f"81 pairs are few: gauss pays off from {gauss.FEWEST_PAIRS[2]}",
+            "81 pairs are few: gauss is faster from 100,000,000",
         ),
     ],
 )
-def test_says_why_it_does_not_suit(points, reason):
-    assert gauss.suits(points) == reason
+def test_unsuitable_says_why(points, reason):
+    assert gauss.unsuitable(points) == reason
 
 
 def test_suits_points_that_are_many_and_near():
     near = np.random.default_rng(0).normal(size=(40_000, 2))
     value = near[:, :1]
-    assert gauss.suits(Points(near, near, value)) is None
+    assert gauss.unsuitable(Points(near, near, value)) is None
     wide = 1e5 * near
-    assert gauss.suits(Points(wide, wide, value)).startswith("too wide against the bandwidth")
-    assert gauss.suits(Points(near + 1e3, near, value)).startswith("too wide against the bandwidth")
+    assert gauss.unsuitable(Points(wide, wide, value)).startswith("points are too far apart relative to the bandwidth")
+    assert gauss.unsuitable(Points(near + 1e3, near, value)).startswith(
+        "points are too far apart relative to the bandwidth"
+    )

@@ -21,8 +21,7 @@ from regard.estimators.tables.metric_learning import (
     split_rows,
     standardise,
 )
-
-KERNELS = [scores.Gaussian, scores.Laplace, scores.Epanechnikov, scores.Boxcar, scores.Tricube]
+from regard.kernels import KERNELS
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +177,7 @@ def test_with_many_rows_keys_are_drawn_and_the_last_stage_uses_all(monkeypatch):
     assert learned.error < 0.3
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS.values())
 @pytest.mark.parametrize("order", [0, 1])
 def test_every_kernel_learns(kernel, order):
     points = table(300, 2)

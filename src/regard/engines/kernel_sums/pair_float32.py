@@ -283,7 +283,8 @@ def sum_float32(case: Case, data: Data, number: int, box: Floats, nearest: int, 
             closest = max(closest, largest)
             here, size = tree.starts[part], tree.starts[part + 1] - tree.starts[part]
             visited += size
-            plain = simple and not (limits.leaves_out and find_own(queries.own[begin:end], here, size, skip))
+            leaves_out = limits.leaves_out and find_own(queries.own[begin:end], here, size, skip)
+            plain = simple and not leaves_out
             split_words(keys.points, here, size, frame, frame.wide or not plain, block.key)
             copy_codes(keys.codes, here, size, block.key_code)
             values = keys.column32[:, here : here + size]

@@ -27,13 +27,12 @@ from regard.data.columns import Columns, Floats, effective_count, standard_devia
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.metric_learning import Observations, learn_metric
 from regard.estimators.tables.smoother import (
-    KERNELS,
     LEARNING_RIDGE,
     Indices,
     Smoother,
     width_of,
 )
-from regard.kernels import Kernel, Mixed
+from regard.kernels import KERNELS, Kernel, Mixed
 from regard.progress import ProgressBar
 from regard.training import History
 

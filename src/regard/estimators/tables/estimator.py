@@ -34,11 +34,12 @@ from regard.estimators.tables.bandwidth import (
     parse_bandwidth,
 )
 from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
-from regard.estimators.tables.smoother import KERNELS, Rows, Smoother, marginal_effects
+from regard.estimators.tables.smoother import Rows, Smoother, marginal_effects
+from regard.kernels import KERNELS, KernelName
 from regard.saving import to_json, write_folder
 from regard.scores import Score
 
-Kernel = Literal["gaussian", "laplace", "epanechnikov", "boxcar", "tricube", "constant"] | Score
+Kernel = KernelName | Literal["constant"] | Score
 
 
 def check_kernel(name: str, value: object) -> None:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from regard.data.columns import Floats
-from regard.engines.kernel_sums.dispatch import log_kernel
-from regard.estimators.tables.smoother import KERNELS, Indices, Rows, Smoother, fit_lines
+from regard.engines.kernel_sums.problem import log_kernel
+from regard.estimators.tables.smoother import Indices, Rows, Smoother, fit_lines
+from regard.kernels import KERNELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +118,7 @@ def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
     distance, index = distance.reshape(len(query), -1), index.reshape(len(query), -1)  # [m, top], also for top = 1
     log_weight = smoother.pool(query, smoother.value[:, :1]).log_weight[:, None]
     empty = log_weight == -math.inf
-    score = log_kernel(points.kind, distance**2)
+    score = log_kernel(points.kernel, distance**2)
     weight = np.where(empty, 0.0, np.exp(np.minimum(score - np.where(empty, 0.0, log_weight), 0.0)))
     tied = empty & (distance <= distance[:, :1] * (1 + 1e-12))
     weight = np.where(tied, 1 / np.maximum(1, tied.sum(axis=1, keepdims=True)), weight)

@@ -16,37 +16,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import betaln, gammaln
 from torch import Tensor
 
-from regard.attend import Engine, attend
+from regard.attend import Engine, attend, kernel_means, kernel_moments, plan_sums
 from regard.data.columns import Floats
+from regard.engines import dense
 from regard.engines.job import Plan, scores_of, spans
-from regard.engines.kernel_sums import dispatch as sums
-from regard.engines.kernel_sums.problem import (
-    BOXCAR,
-    EPANECHNIKOV,
-    GAUSSIAN,
-    KINDS,
-    LAPLACE,
-    TRICUBE,
-    Moments,
-    Points,
-    Pooled,
-)
-from regard.kernels import Boxcar, Epanechnikov, Gaussian, Kernel, Laplace, Tricube
+from regard.engines.kernel_sums.problem import Moments, Points, Pooled
+from regard.kernels import KERNELS, Gaussian, Kernel, Laplace
 from regard.masks import Mask
 from regard.scores import Score
 
 Indices = NDArray[np.intp]
 
-KERNELS: dict[str, type[Kernel]] = {
-    "gaussian": Gaussian,
-    "laplace": Laplace,
-    "epanechnikov": Epanechnikov,
-    "boxcar": Boxcar,
-    "tricube": Tricube,
-}
 RIDGE = 1e-8
 """Ridge on the slopes: along a direction in which the visible rows spread by less than √RIDGE bandwidths, the slope is
 close to 0."""
@@ -115,9 +97,9 @@ class Smoother:
         return np.linalg.inv(self.bandwidth).astype(np.float64, copy=False) if self.bandwidth.ndim == 2 else None
 
     @property
-    def kind(self) -> int:
-        """The number of the kernel; "constant" is any kernel of no features."""
-        return KINDS[KERNELS[self.kernel]] if isinstance(self.kernel, str) and self.kernel in KERNELS else GAUSSIAN
+    def kind(self) -> type[Kernel]:
+        """The kernel in the table; average pooling is any kernel of no features."""
+        return KERNELS.get(self.kernel, Gaussian) if isinstance(self.kernel, str) else Gaussian
 
     @functools.cached_property
     def key(self) -> Floats:
@@ -171,32 +153,32 @@ class Smoother:
         """The engine for these queries, and why."""
         if callable(self.kernel):
             return Plan("dense", "a score of your own is called on blocks of queries")
-        return sums.plan(self.points(query, self.value))
+        return plan_sums(self.points(query, self.value))
 
     def pool(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Pooled:
         """Weighted means of the values, and log weights."""
         if callable(self.kernel):
-            return sums.pool_blocks(self.weight_blocks(query, exclude), value)
-        return sums.pool(self.points(query, value, exclude), self.tolerance)
+            return dense.pool_blocks(self.weight_blocks(query, exclude), value)
+        return kernel_means(self.points(query, value, exclude), self.tolerance)
 
     def moments(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Moments:
         """Weighted means of the values, of the offsets in bandwidths, and of their products."""
         if callable(self.kernel):
             blocks = self.weight_blocks(query, exclude)
-            return sums.moment_blocks(blocks, self.in_bandwidths(query.numeric), self.key, value)
-        return sums.moments(self.points(query, value, exclude), self.tolerance)
+            return dense.moment_blocks(blocks, self.in_bandwidths(query.numeric), self.key, value)
+        return kernel_moments(self.points(query, value, exclude), self.tolerance)
 
     def weight_blocks(self, query: Rows, exclude: Indices | None = None) -> Iterator[tuple[slice, Floats, Floats]]:
         """All weights, for a block of queries at a time: which queries, weights [some, n], log weights [some]."""
         features = max(1, query.numeric.shape[1])
         if not callable(self.kernel):
-            yield from sums.dense_weights(self.points(query, self.value, exclude), features)
+            yield from dense.weight_blocks(self.points(query, self.value, exclude), features)
             return
         width = int(getattr(self.kernel, "width", features))
         dtype = score_dtype(self.kernel)
         key = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype)
         bias = 0.0 if self.weight is None else np.log(self.weight)
-        for block in spans(len(query), max(1, sums.BLOCK // max(1, width * len(key)))):
+        for block in spans(len(query), max(1, dense.BLOCK // max(1, width * len(key)))):
             some = query[block]
             points = torch.as_tensor(np.hstack([self.in_bandwidths(some.numeric), some.codes]), dtype=dtype)
             with torch.no_grad():
@@ -206,7 +188,7 @@ class Smoother:
             if exclude is not None:
                 hidden = exclude[block]
                 score[np.flatnonzero(hidden >= 0), hidden[hidden >= 0]] = -np.inf
-            yield block, *sums.softmax(score)
+            yield block, *dense.normalise(score)
 
     def estimate(
         self, query: Rows, value: Floats, exclude: Indices | None = None, outputs: int | None = None
@@ -247,7 +229,7 @@ class Smoother:
         if callable(self.kernel):
             mean: Floats = np.average(self.value, axis=0, weights=self.weight)
             return mean
-        nearest: Floats = sums.pool(self.nearest_points(query, exclude), self.tolerance).mean
+        nearest: Floats = kernel_means(self.nearest_points(query, exclude), self.tolerance).mean
         return nearest
 
     def nearest_weight(self, query: Rows) -> Floats:
@@ -255,14 +237,14 @@ class Smoother:
         if callable(self.kernel):
             mass = np.ones(len(self.rows)) if self.weight is None else self.weight
             return np.broadcast_to(mass / mass.sum(), (len(query), len(mass)))
-        return np.concatenate([weight for _, weight, _ in sums.dense_weights(self.nearest_points(query))])
+        return np.concatenate([weight for _, weight, _ in dense.weight_blocks(self.nearest_points(query))])
 
     def nearest_points(self, query: Rows, exclude: Indices | None = None) -> Points:
         """Points so far apart, in bandwidths, that a kernel of unbounded support sees the nearest only."""
         points = self.points(query, self.value, exclude)
         return replace(
             points,
-            kind=LAPLACE,
+            kernel=Laplace,
             query=points.query * NEAREST_SCALE,
             key=points.key * NEAREST_SCALE,
             slope=points.slope * NEAREST_SCALE,
@@ -298,7 +280,7 @@ class Smoother:
             return log_weight - total
         vector = self.bandwidth.ndim == 1
         volume = float(np.log(self.bandwidth).sum() if vector else np.linalg.slogdet(self.bandwidth)[1])
-        volume += log_mass(self.kind, self.rows.numeric.shape[1])
+        volume += self.kind.profile.log_mass(self.rows.numeric.shape[1])
         same = float(np.log(np.maximum(1 - np.clip(self.category_bandwidth, 0, 1), 1e-300)).sum())
         return log_weight - total - volume + same
 
@@ -439,32 +421,7 @@ def upper_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def log_mass(kind: int, features: int) -> float:
-    """The log of a kernel's integral over all space."""
-    if features == 0:
-        return 0.0
-    log_sphere = math.log(2) + 0.5 * features * math.log(math.pi) - gammaln(features / 2)
-    log_ball = log_sphere - math.log(features)
-    return float(
-        {
-            GAUSSIAN: 0.5 * features * math.log(2 * math.pi),
-            LAPLACE: log_sphere + gammaln(features),
-            EPANECHNIKOV: log_ball + math.log(2 / (features + 2)),
-            BOXCAR: log_ball,
-            TRICUBE: log_sphere - math.log(3) + betaln(features / 3, 4),
-        }[kind]
-    )
-
-
 def width_of(kernel: str | Score, features: int) -> float:
     """The standard deviation of a kernel of bandwidth 1 along an axis; rules for the Gaussian are divided by it."""
-    if not isinstance(kernel, str) or kernel not in KERNELS or features == 0:
-        return 1.0
-    variance = {
-        GAUSSIAN: 1.0,
-        LAPLACE: features + 1.0,
-        EPANECHNIKOV: 1 / (features + 4),
-        BOXCAR: 1 / (features + 2),
-        TRICUBE: math.exp(betaln((features + 2) / 3, 4) - betaln(features / 3, 4)) / features,
-    }[KINDS[KERNELS[kernel]]]
-    return math.sqrt(variance)
+    known = KERNELS.get(kernel) if isinstance(kernel, str) else None
+    return known.profile.deviation(features) if known else 1.0
