@@ -149,7 +149,7 @@ def test_plan_says_what_runs_and_why():
         "large": regard.plan(big, big, big, score=scores.Laplace(1.0)),
         "small": regard.plan(Q, K, V, score=scores.Laplace(1.0)),
         "linear": regard.plan(big, big, big, weigh=weighing.linear),
-        "asked": regard.plan(Q, K, V, engine="stream"),
+        "requested": regard.plan(Q, K, V, engine="stream"),
     }
     assert {name: plan.engine for name, plan in chosen.items()} == {
         "inner product": "flash",
@@ -162,14 +162,14 @@ def test_plan_says_what_runs_and_why():
         "large": "stream",
         "small": "dense",
         "linear": "dense",
-        "asked": "stream",
+        "requested": "stream",
     }
     for name, word in {
         "dropout": "dropout",
         "linear": "linear",
         "small": "small",
-        "asked": "asked",
-        "wide gaussian": "wide",
+        "requested": "requested",
+        "wide gaussian": "far apart",
     }.items():
         assert word in chosen[name].why
 
@@ -263,9 +263,9 @@ def test_the_short_way_is_left_where_something_has_to_be_seen_to():
 
 def test_a_class_is_no_score_before_it_is_made():
     query, key, value = inputs()
-    with pytest.raises(TypeError, match=r"score must be made before it is given, Gaussian\(…\), got the class itself"):
+    with pytest.raises(TypeError, match=r"score must be an instance, Gaussian\(…\), got the class itself"):
         regard.attend(query, key, value, score=scores.Gaussian)
-    with pytest.raises(TypeError, match="weigh must be made before it is given, HardSample"):
+    with pytest.raises(TypeError, match="weigh must be an instance, HardSample"):
         regard.attend(query, key, value, weigh=weighing.HardSample)
 
 

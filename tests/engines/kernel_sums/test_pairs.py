@@ -8,11 +8,11 @@ import reference
 
 from regard.engines import dense
 from regard.engines.kernel_sums import pairs
+from regard.engines.kernel_sums.pairs import FLOAT32, FLOAT64
 from regard.engines.kernel_sums.problem import Points
 from regard.kernels import KERNELS, Boxcar, Gaussian, Laplace, Tricube
 
 KEYS, QUERIES = 1201, 331  # several blocks and groups of keys; sorted, because queries are more than 256
-FLOAT32, FLOAT64 = "pairs: float32 loops, float64 for far queries", "pairs: float64 loops"
 
 
 def case(kernel=Gaussian, features=2, columns=0, spread=2.0, values=1, seed=0):

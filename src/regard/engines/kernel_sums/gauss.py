@@ -69,6 +69,10 @@ FEWEST_PAIRS = {1: 10**7, 2: 10**8, 3: 10**9}
 """By the number of features: below these, computing the pairs is faster."""
 
 
+FOURIER = "gauss: Fourier transforms, and pairs for queries with little weight"
+"""The algorithm of this engine, if its transforms can be used at all."""
+
+
 @dataclass(frozen=True)
 class Gauss:
     """The Gaussian of 1 to 3 features under softmax, in time q + k, to a fraction of the spread of the values."""
@@ -124,7 +128,7 @@ def algorithm(points: Points, tolerance: float) -> str:
     """What `pool` and `moments` run."""
     if usable_box(points) is None:
         return pairs.algorithm(points, tolerance)
-    return "gauss: Fourier transforms, and pairs for queries with little weight"
+    return FOURIER
 
 
 def usable_box(points: Points) -> Box | None:

@@ -45,6 +45,10 @@ FLOAT32_FROM, FLOAT32_FROM_COMPACT = 0.1, 0.2
 kernel, the mean weight of all keys visited: at its edge, where 1 - u² loses digits, they have too few."""
 
 
+FLOAT32, FLOAT64 = "pairs: float32 loops, float64 for far queries", "pairs: float64 loops"
+"""The algorithms of this engine."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Kernels under softmax, in memory q + k, to a tolerance relative to the spread of the values."""
@@ -72,7 +76,7 @@ class Pairs:
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
     """What `pool` runs, or `moments`."""
     float32_from, _ = precision(standardise(points)[0], tolerance, moments)
-    return "pairs: float64 loops" if float32_from == math.inf else "pairs: float32 loops, float64 for far queries"
+    return FLOAT64 if float32_from == math.inf else FLOAT32
 
 
 def check_tolerance(tolerance: float) -> None:
