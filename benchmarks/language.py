@@ -42,7 +42,7 @@ from regard.attend import Look
 from regard.data.tokenizers import encode_text
 from regard.decoding import sample
 from regard.estimators import Writer
-from regard.estimators.writing.batches import mean_loss
+from regard.estimators.writing.estimator import mean_loss
 from regard.models.language import LanguageModel
 from regard.models.pretrained import load
 

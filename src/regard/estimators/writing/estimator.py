@@ -1,18 +1,21 @@
-"""A language model on a user's own text: learn from a file, write on, and show what each token looked at.
+"""A language model, trained on a user's own text, that continues a text and shows what each token looked at.
 
-The model is `regard.models.language`, the loop `regard.training`, writing `regard.decoding`. A text is cut into windows
-of `context` + 1 tokens, drawn at random; the last part of it is held out, and the state that says it best is kept.
+The network is `regard.models.language`, the loop `regard.training`, the sampling `regard.decoding`. It trains on random
+windows of `context` + 1 tokens. The end of the text is held out; the weights with the lowest loss there are used.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
+from regard.attend import Look
 from regard.checks import positive
 from regard.data.text import checked_text, text_or_file
 from regard.data.tokenizers import (
@@ -26,23 +29,59 @@ from regard.data.tokenizers import (
 )
 from regard.decoding import forbid, sample
 from regard.decoding.sampling import check_sampling
-from regard.estimators.common import (
-    OPTIMIZERS,
-    restored_history,
-    run_checkpoint,
-    saved_history,
-)
+from regard.estimators.common import OPTIMIZERS, restored_history, run_checkpoint, saved_history
 from regard.estimators.evidence import checked_top
 from regard.estimators.settings import Seeded, Training, check_settings, saved_settings, seed_of, setting, with_settings
-from regard.estimators.writing.batches import Windows, mean_loss
-from regard.estimators.writing.evidence import TextEvidence, looked_at
+from regard.estimators.writing.evidence import TextEvidence, text_evidence
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.saving import to_array, write_folder
-from regard.training import Monitor, ProcessGroup, Recipe, train, warm_cosine
+from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 VALIDATED = 1 << 16
-"""Tokens of the held-out part that a validation reads."""
+"""The maximum number of held-out tokens of a validation."""
+READ_TOKENS = 1 << 14
+"""The maximum number of tokens in a batch without gradients."""
+
+
+class Windows:
+    """The batches of an epoch: random windows `[size, context + 1]` of the tokens."""
+
+    def __init__(self, ids: Tensor, context: int, size: int, count: int, seed: tuple[int, int]) -> None:
+        self.ids, self.count, self.size = ids, count, size
+        self.offsets = torch.arange(context + 1)
+        self.generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Tensor]:
+        limit = len(self.ids) - len(self.offsets) + 1
+        starts = torch.randint(limit, (self.count, self.size, 1), generator=self.generator)
+        return (self.ids[batch + self.offsets] for batch in starts)
+
+
+@torch.no_grad()
+def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
+    """The mean -log p of all tokens `[n]` except the first, in windows of the context; each token counts once.
+
+    overlap   the number of tokens that a window shares with the one before: they are context, and do not count again
+    """
+    context = model.context
+    starts = [0, *range(context - overlap, max(1, len(ids) - 1 - overlap), context - overlap)]
+    full = [start for start in starts if start + context + 1 <= len(ids)]
+    rows = max(1, READ_TOKENS // context)
+    batches = [full[i : i + rows] for i in range(0, len(full), rows)] + [[start] for start in starts[len(full) :]]
+    total = 0.0
+    for batch in batches:
+        window = torch.stack([ids[start : start + context + 1] for start in batch])  # [rows, context + 1]
+        log_p = model(window[:, :-1]).log_softmax(dim=-1).gather(-1, window[:, 1:, None])[..., 0]
+        for start, row in zip(batch, log_p, strict=True):
+            total -= float(row[overlap if start else 0 :].sum(dtype=torch.float64))
+    return total / (len(ids) - 1)
 
 
 @with_settings
@@ -63,7 +102,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         "characters, or pieces (byte-level BPE)", default="characters", kw_only=False
     )
     vocabulary: int = setting("number of pieces", default=4096)
-    context: int = setting("number of tokens that it can look back at", default=256)
+    context: int = setting("maximum number of tokens to look back at", default=256)
     blocks: int = setting("number of Transformer blocks", default=4)
     heads: int = setting("attention heads per block", default=4)
     size: int = setting("size of the token vectors", default=128)
@@ -86,51 +125,71 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         resume: bool = False,
         tensorboard: str | Path | None = None,
     ) -> Self:
-        """Learn from a text, or from a file of it.
+        """Train on a text, or on the content of a file.
 
-        text         a path of a file, or, where it has more than one line or no such file could be, the text itself
-        checkpoint   a folder for the run, written each `validate_every` steps; with `resume`, a run there goes on
+        text         a `Path`, or a string: a path if such a file exists or if it looks like one, else the text itself
+        checkpoint   a folder for the run, written each `validate_every` steps; with `resume`, a run there is resumed
         tensorboard  a folder for TensorBoard
         """
         check_settings(self)
         content = text_or_file(text)
         seed = seed_of(self.random_state)
-        tokenizer = self.make_tokenizer(content)
+        tokenizer = self._train_tokenizer(content)
         ids = torch.tensor(encode_text(tokenizer, content))
-        held = max(1, round(self.validation_fraction * len(ids)))
-        learned, validated = ids[:-held], ids[-held:]
-        self.check_length(len(learned), len(validated))
+        held_out = max(1, round(self.validation_fraction * len(ids)))
+        training, validation = ids[:-held_out], ids[-held_out:]
+        if len(training) <= self.context or len(validation) < 2:
+            raise ValueError(
+                f"the text is too short: context={self.context} needs at least {self.context + 1} tokens to train on"
+                f" and 2 held out, got {len(training)} and {len(validation)}; give more text, or a smaller context"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.make_model(tokenizer)
+            model = self._build_network(tokenizer)
             every = min(self.validate_every, self.steps)
-            optimizer = OPTIMIZERS[self.optimizer](model, self.learning_rate, self.weight_decay)
-
-            def windows(epoch: int) -> Windows:
-                steps = min(every, self.steps - epoch * every)
-                return Windows(learned, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
-
-            history = train(
-                model,
-                windows,
-                model.loss,
-                Recipe(
-                    optimizer,
-                    math.ceil(self.steps / every),
-                    schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
-                    clip=self.clip,
-                    accumulate=self.accumulate,
-                    count=lambda batch: batch[:, 1:].numel(),
-                    patience=self.patience,
-                ),
-                validate=lambda: mean_loss(model, validated[:VALIDATED]),
-                monitor=Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard),
-                checkpoint=run_checkpoint(self, checkpoint, resume, every=every, seed=seed, data=[content]),
-                group=ProcessGroup.from_environment(),
-            )
-        self.tokenizer_, self.history_ = tokenizer, history
+            run = run_checkpoint(self, checkpoint, resume, every=every, seed=seed, data=[content])
+            monitor = Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard)
+            self.history_ = self._train(model, training, validation, seed, run, monitor)
+        self.tokenizer_ = tokenizer
         self.model_ = model.eval().requires_grad_(False)
         return self
+
+    def _train(
+        self,
+        model: LanguageModel,
+        training: Tensor,
+        validation: Tensor,
+        seed: int,
+        checkpoint: Checkpoint | None,
+        monitor: Monitor,
+    ) -> History:
+        """Train a network on tokens; an epoch of the loop is `validate_every` steps."""
+        every = min(self.validate_every, self.steps)
+        optimizer = OPTIMIZERS[self.optimizer](model, self.learning_rate, self.weight_decay)
+
+        def batches(epoch: int) -> Windows:
+            steps = min(every, self.steps - epoch * every)
+            return Windows(training, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
+
+        recipe = Recipe(
+            optimizer,
+            math.ceil(self.steps / every),
+            schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
+            clip=self.clip,
+            accumulate=self.accumulate,
+            count=lambda batch: batch[:, 1:].numel(),
+            patience=self.patience,
+        )
+        return train(
+            model,
+            batches,
+            model.loss,
+            recipe,
+            validate=lambda: mean_loss(model, validation[:VALIDATED]),
+            monitor=monitor,
+            checkpoint=checkpoint,
+            group=ProcessGroup.from_environment(),
+        )
 
     def write(
         self,
@@ -142,10 +201,9 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         top_p: float | None = None,
         seed: int | None = None,
     ) -> str:
-        """The prompt, and so many tokens more.
+        """The prompt, continued by `length` tokens.
 
-        `temperature`, `top_k` and `top_p` are those of `regard.decoding.sample`; one seed gives one text, 0 where none
-        is given.
+        `temperature`, `top_k` and `top_p` are those of `regard.decoding.sample`; one seed gives one text, 0 by default.
         """
         more = self.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return prompt + "".join(more)
@@ -160,44 +218,44 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         top_p: float | None = None,
         seed: int | None = None,
     ) -> Iterator[str]:
-        """What `write` adds to the prompt, as it comes."""
+        """What `write` adds to the prompt, as a stream."""
         check_is_fitted(self)
         length = positive("length", length)
         ids = self.tokenizer_.encode(checked_text("prompt", prompt)).ids
         if not ids:
-            raise ValueError("there must be something to go on from: give a prompt of at least one character")
-        check_sampling(temperature, top_k, top_p)  # now, not when the first token is asked for
+            raise ValueError("prompt must have at least one character, got an empty text")
+        check_sampling(temperature, top_k, top_p)  # raises now, not at the first token
         generator = torch.Generator().manual_seed(seed_of(seed))
-        settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-        return self.written(ids, length, settings)
+        sampling = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        return self._continue(ids, length, sampling)
 
     @torch.inference_mode()
-    def written(self, ids: list[int], length: int, settings: dict[str, Any]) -> Iterator[str]:
-        """The text of new tokens. Where the context is full, its later half is read again."""
+    def _continue(self, ids: list[int], length: int, sampling: Callable[..., Iterator[Tensor]]) -> Iterator[str]:
+        """The text of `length` new tokens, as a stream. When the context is full, its second half starts a new one."""
         decode = tokenizers_package().decoders.DecodeStream(skip_special_tokens=False)
         unknown = self.tokenizer_.token_to_id(UNKNOWN)
         step = self.model_.step if unknown is None else forbid(self.model_.step, [unknown])
         while length:
             ids = ids[-self.context :] if len(ids) < self.context else ids[-max(1, self.context // 2) :]
             now = min(length, self.context + 1 - len(ids))
-            before = torch.tensor([ids])
-            cache = self.model_.begin(before[:, :-1], max_length=len(ids) + now)
-            for token in sample(step, cache, before[:, -1], length=now, **settings):
+            prefix = torch.tensor([ids])
+            cache = self.model_.begin(prefix[:, :-1], max_length=len(ids) + now)
+            for token in sampling(step, cache, prefix[:, -1], length=now):
                 ids.append(int(token))
-                piece = decode.step(self.tokenizer_, ids[-1])
+                piece = decode.step(self.tokenizer_, ids[-1])  # None until the bytes of a character are complete
                 if piece:
                     yield piece
             length -= now
 
     def perplexity(self, text: str | Path) -> float:
-        """exp of the mean -log p of a text's tokens, each given up to `context` before it; lower is better.
+        """exp of the mean -log p of a text's tokens, given those before them; lower is better.
 
-        The text is read in windows of `context` tokens that overlap by half.
+        Windows of `context` tokens overlap by half.
         """
         check_is_fitted(self)
         ids = torch.tensor(encode_text(self.tokenizer_, text_or_file(text)))
         if len(ids) < 2:
-            raise ValueError(f"a text of at least 2 tokens is needed, got {len(ids)}")
+            raise ValueError(f"text must have at least 2 tokens, got {len(ids)}")
         return math.exp(mean_loss(self.model_, ids, overlap=self.context // 2))
 
     def score(self, text: str | Path, y: None = None) -> float:
@@ -205,17 +263,16 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         return -math.log(self.perplexity(text))
 
     def evidence(self, text: str, top: int = 5) -> TextEvidence:
-        """What each token of a text looked at, in each block and head: the `top` tokens, and the weight of the rest."""
+        """The tokens that each token of a text looked at, in each block and head: the `top` largest weights."""
         check_is_fitted(self)
-        coded = self.tokenizer_.encode(checked_text("text", text))
-        if not 1 <= len(coded.ids) <= self.context:
-            raise ValueError(
-                f"a text of 1 to {self.context} tokens, the context, can be looked at, got {len(coded.ids)}"
-            )
-        with torch.inference_mode(), watch(self.model_, top=checked_top(top, len(coded.ids), "tokens")) as seen:
-            self.model_(torch.tensor([coded.ids]))
-        shown = [text[start:end] or "·" for start, end in coded.offsets]
-        return looked_at(shown, [found[0] for found in seen.values()])
+        encoding = self.tokenizer_.encode(checked_text("text", text))
+        count = len(encoding.ids)
+        if not 1 <= count <= self.context:
+            raise ValueError(f"text must have 1 to {self.context} tokens, the context, got {count}")
+        with torch.inference_mode(), watch(self.model_, top=checked_top(top, count, "tokens")) as records:
+            self.model_(torch.tensor([encoding.ids]))
+        tokens = [text[start:end] or "·" for start, end in encoding.offsets]
+        return text_evidence(tokens, [cast(Look, runs[0]) for runs in records.values()])
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, from which `regard.load` reads it."""
@@ -223,39 +280,31 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         return write_folder(folder, *self.state())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """All there is to a fitted model: what JSON can hold, arrays, and the tokenizer."""
+        """A fitted model as JSON, arrays, and its tokenizer."""
         config = {"estimator": "Writer", "settings": saved_settings(self), **saved_history(self.history_)}
         arrays = {name: to_array(tensor) for name, tensor in self.model_.state_dict().items()}
         return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
 
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
-        """The model that was saved."""
+        """The model that `state` was called on."""
         writer = cls(**config["settings"])
         writer.tokenizer_ = tokenizer_from_json(config["tokenizer"])
         writer.history_ = restored_history(config)
-        model = writer.make_model(writer.tokenizer_)
+        model = writer._build_network(writer.tokenizer_)
         model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, assign=True)
         writer.model_ = model.eval().requires_grad_(False)
         return writer
 
-    def check_length(self, learned: int, validated: int) -> None:
-        """There must be a window to learn from, and something to be held out."""
-        if learned <= self.context or validated < 2:
-            raise ValueError(
-                f"the text is too short: {learned} tokens to learn from and {validated} held out, where a context of"
-                f" {self.context} needs at least {self.context + 1} and 2; give more text, or a smaller context"
-            )
-
-    def make_tokenizer(self, content: str) -> Any:
-        """Tokens for a text; pieces are learned from the part that is not held out."""
+    def _train_tokenizer(self, content: str) -> "Tokenizer":
+        """A tokenizer for a text; pieces are learned from the part that is not held out."""
         if self.tokens == "characters":
             return character_tokenizer(content)
-        part = content[: max(1, round((1 - self.validation_fraction) * len(content)))]
-        return bpe_tokenizer(text_chunks(part), self.vocabulary)
+        training = content[: max(1, round((1 - self.validation_fraction) * len(content)))]
+        return bpe_tokenizer(text_chunks(training), self.vocabulary)
 
-    def make_model(self, tokenizer: Any) -> LanguageModel:
-        """A model of the settings for these tokens, with new weights."""
+    def _build_network(self, tokenizer: "Tokenizer") -> LanguageModel:
+        """A network of the settings for these tokens, with random weights."""
         return language_model(
             tokenizer.get_vocab_size(),
             context=self.context,

@@ -1,22 +1,24 @@
-"""Evidence of a text: which tokens each token looked at, by block and head."""
+"""Evidence of a text: the tokens that each token looked at, by block and head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+
+from regard.attend import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-Array = Any
-
 
 @dataclass(frozen=True)
 class TextEvidence:
-    """The largest weights of each token, falling, and the weight of all the others it could see.
+    """The largest weights of each token, in descending order, and the total weight of all other tokens before it.
 
-    Where a token could see fewer than were asked for: index -1, weight 0.
+    If a token has fewer tokens before it than `top`: index -1, weight 0.
 
     >>> import numpy as np
     >>> index, weight = np.array([[[[0, -1], [0, 1]]]]), np.array([[[[1.0, 0.0], [0.7, 0.3]]]])
@@ -25,64 +27,66 @@ class TextEvidence:
     """
 
     tokens: list[str]
-    index: Array  # [blocks, heads, tokens, top]  which tokens, from 0
-    weight: Array  # [blocks, heads, tokens, top]
-    rest: Array  # [blocks, heads, tokens]
+    index: NDArray[np.int64]  # [blocks, heads, tokens, top]  index of each token that is looked at
+    weight: NDArray[np.float64]  # [blocks, heads, tokens, top]
+    rest: NDArray[np.float64]  # [blocks, heads, tokens]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def to_frame(self) -> "DataFrame":
-        """A row for each token, block, head and token looked at: place, token, block, head, rank, looked_at, its
-        place, weight, and the rest that is not shown. Places count from 0.
+        """A row for each token, block, head and token looked at, with the index of both, the rank and the weight.
+
+        `rest` is the total weight of the tokens that are not listed.
         """
         import pandas as pd
 
-        block, head, place, rank = np.nonzero(self.index >= 0)
-        seen = self.index[block, head, place, rank]
+        block, head, token, rank = np.nonzero(self.index >= 0)
+        looked_at = self.index[block, head, token, rank]
         names = np.array(self.tokens, dtype=object)
         frame = pd.DataFrame(
             {
-                "place": place,
-                "token": names[place],
+                "place": token,
+                "token": names[token],
                 "block": block,
                 "head": head,
                 "rank": rank + 1,
-                "looked_at": names[seen],
-                "looked_at_place": seen,
-                "weight": self.weight[block, head, place, rank],
-                "rest": self.rest[block, head, place],
+                "looked_at": names[looked_at],
+                "looked_at_place": looked_at,
+                "weight": self.weight[block, head, token, rank],
+                "rest": self.rest[block, head, token],
             }
         )
         return frame.sort_values(["place", "block", "head", "rank"], ignore_index=True)
 
-    def matrix(self, block: int, head: int | None = None) -> Array:
-        """The weights as a matrix `[tokens, tokens]`, 0 where they are not among the largest; the mean of all heads
-        where none is given.
+    def matrix(self, block: int, head: int | None = None) -> NDArray[np.float64]:
+        """The weights of a head as a matrix `[tokens, tokens]`, 0 for those that are not among the largest.
+
+        Without `head`, the mean of all heads of the block.
         """
         heads = range(self.index.shape[1]) if head is None else [head]
-        whole = np.zeros((len(self), len(self)))
-        for one in heads:
-            row, rank = np.nonzero(self.index[block, one] >= 0)
-            whole[row, self.index[block, one, row, rank]] += self.weight[block, one, row, rank] / len(heads)
-        return whole
+        matrix = np.zeros((len(self), len(self)))
+        for each in heads:
+            row, rank = np.nonzero(self.index[block, each] >= 0)
+            matrix[row, self.index[block, each, row, rank]] += self.weight[block, each, row, rank] / len(heads)
+        return matrix
 
     def plot(self, block: int = -1, head: int | None = None, axes: "Axes | None" = None) -> "Axes":
-        """The weights of one block and head, or the mean of its heads, as a heat map of tokens by tokens."""
+        """A heat map of tokens by tokens: the weights of one head, or the mean of all heads of a block."""
         from regard.plots import alignment_map
 
         which = f"block {block % len(self.index)}, " + ("mean of heads" if head is None else f"head {head}")
         if self.rest[block].any():
             which += f", the {self.index.shape[-1]} largest weights of each"
-        shown = [token.replace("\n", "↵").replace(" ", "␣") for token in self.tokens]
-        axes = alignment_map(self.matrix(block, head), shown, shown, axes=axes)
+        labels = [token.replace("\n", "↵").replace(" ", "␣") for token in self.tokens]
+        axes = alignment_map(self.matrix(block, head), labels, labels, axes=axes)
         axes.set(xlabel="token looked at", ylabel="token that looks", title=which)
         return axes
 
 
-def looked_at(tokens: list[str], looks: list[Any]) -> TextEvidence:
-    """Evidence from what each block's attention found for one sequence, `Look` of `[1, heads, tokens, top]`."""
+def text_evidence(tokens: list[str], looks: Sequence[Look]) -> TextEvidence:
+    """The evidence of one text from the weights of each block, `Look`s of `[1, heads, tokens, top]`."""
     index = np.stack([look.index[0].numpy() for look in looks])
     weight = np.stack([look.weight[0].double().numpy() for look in looks])
     rest = 1.0 - weight.sum(axis=-1)
-    return TextEvidence(tokens, index, weight, np.where(rest < 1e-6, 0.0, rest))
+    return TextEvidence(tokens, index, weight, np.where(rest < 1e-6, 0.0, rest))  # below: rounding
