@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from regard.data.samples import dates, held_out_dates
-from regard.estimators import Translator
+from regard.estimators.translation.estimator import Translator
 from regard.estimators.translation.evidence import Alignment
 from regard.tour.figures import draw_alignments
 from regard.tour.findings import Finding, Picture, Row, Saved, Station, command

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.estimators import Writer
+from regard.estimators.writing.estimator import Writer
 from regard.estimators.writing.evidence import TextEvidence
 from regard.tour.figures import draw_maps
 from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Station, command
