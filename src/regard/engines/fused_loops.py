@@ -13,113 +13,10 @@ once for float64 and kept on disk. What the compiler needs, and why it is writte
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba import njit
 
 from regard.compiled import compiled
-from regard.compiled.dropout_hash import FIRST, SECOND
-
-SUM = {"contract", "nsz", "reassoc"}  # a sum may be taken in any order; NaN and inf keep their meaning
-EXACT = {"contract"}
-
-
-def bitcast(_: Any, bits: Any) -> Any:
-    """The float whose bits these are."""
-    floats: dict[Any, Any] = {
-        types.int32: (types.float32, ir.FloatType()),
-        types.int64: (types.float64, ir.DoubleType()),
-    }
-    numba_type, llvm_type = floats[bits]
-    return numba_type(bits), lambda _, builder, __, args: builder.bitcast(args[0], llvm_type)
-
-
-as_float: Any = intrinsic(bitcast)
-
-
-def exponential(x: Any) -> Any:
-    """e^x for x ≤ 0, or as far above it as 2^n is a number: e^x = 2^n e^r, |r| ≤ ln 2 / 2, and Taylor's series for e^r.
-
-    Below the normal range it is 0, which also spares the products that follow denormal numbers.
-    """
-    raise NotImplementedError("compiled code only")
-
-
-@overload(exponential, jit_options={"fastmath": EXACT})
-def _exponential(x: Any) -> Any:
-    if x == types.float32:
-        log2e, high, low = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
-        least = np.float32(-87.3)
-        c2, c3, c4, c5, c6, c7 = (np.float32(1 / f) for f in (2, 6, 24, 120, 720, 5040))
-        one, zero = np.float32(1), np.float32(0)
-
-        def exponential32(x: Any) -> Any:
-            y = least if x < least else x
-            n = np.rint(y * log2e)
-            r = (y - n * high) - n * low
-            p = (((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r * r + r + one
-            p = p * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
-            return zero if x < least else p
-
-        return exponential32
-
-    d = tuple(1 / float(f) for f in (2, 6, 24, 120, 720, 5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800))
-    d2, d3, d4, d5, d6, d7, d8, d9, d10, d11, d12, d13 = d
-
-    def exponential64(x: Any) -> Any:
-        y = -708.0 if x < -708.0 else x
-        n = np.rint(y * 1.4426950408889634)
-        r = (y - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10
-        p = (((((d13 * r + d12) * r + d11) * r + d10) * r + d9) * r + d8) * r + d7
-        p = (((((p * r + d6) * r + d5) * r + d4) * r + d3) * r + d2) * r * r + r + 1.0
-        p = p * as_float((np.int64(n) + 1023) << 52)
-        return 0.0 if x < -708.0 else p
-
-    return exponential64
-
-
-def peak(row: Any) -> Any:
-    """The largest number of a row. NaN when there is one, except a negative one among others."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(peak)
-def _peak(row: Any) -> Any:
-    integer, sign = (np.int32, 31) if row.dtype == types.float32 else (np.int64, 63)
-    rest, least = np.iinfo(integer).max, np.iinfo(integer).min
-
-    def ordered_peak(row: Any) -> Any:
-        bits = row.view(integer)
-        best = integer(least)
-        for j in range(bits.shape[0]):
-            word = bits[j]
-            # Negative floats are ordered backwards as integers: flip all but the sign.
-            best = max(best, word ^ ((word >> integer(sign)) & integer(rest)))
-        return as_float(integer(best ^ ((best >> integer(sign)) & integer(rest))))
-
-    return ordered_peak
-
-
-@njit
-def rise(before: Any, row: Any) -> Any:
-    """The larger of `before` and the row's peak; NaN rather than -inf where all that is seen is NaN."""
-    best = peak(row)
-    if before > best:
-        best = before
-    if best == -np.inf:
-        for j in range(row.shape[0]):
-            if np.isnan(row[j]):
-                best = row[j]
-    return best
-
-
-@njit(inline="always")
-def hashed(first: Any, second: Any, key: Any) -> Any:
-    """The hash of `dropout.kept`, on unsigned 32-bit words."""
-    word = np.uint32(first + np.uint32(key))
-    word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(FIRST))
-    word = np.uint32(word ^ second)
-    return np.uint32(np.uint32(word ^ (word >> np.uint32(15))) * np.uint32(SECOND))
+from regard.compiled.math import EXACT, SUM, exponential, hash_word, row_max, running_max
 
 
 @njit(fastmath=EXACT)
@@ -192,7 +89,7 @@ def soften(
         if count == 0:
             continue
         before = highest[i]
-        shift = rise(before, row)
+        shift = running_max(before, row)
         highest[i] = shift
         if shift == -np.inf:  # nothing to be seen so far
             row[:] = 0
@@ -211,7 +108,7 @@ def soften(
             for j in range(row.shape[0]):
                 weight = exponential(row[j] - shift)
                 weights += weight
-                row[j] = nothing if hashed(one, two, j) < drop else weight * scale
+                row[j] = nothing if hash_word(one, two, j) < drop else weight * scale
         total[i] = total[i] * fade + weights
 
 
@@ -263,7 +160,7 @@ def soften_backward(
             one, two = np.uint32(first[i] + np.uint32(start)), second[i]
             for j in range(row.shape[0]):
                 weight = exponential(row[j] - shift) * share
-                keep = nothing if hashed(one, two, j) < drop else scale
+                keep = nothing if hash_word(one, two, j) < drop else scale
                 row[j] = weight * keep
                 slopes[j] = weight * (slopes[j] * keep - off)
 
@@ -286,7 +183,7 @@ def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start
         row, scores, keys = block[i], best[i], index[i]
         for begin in range(0, row.shape[0], 64):
             part = row[begin : begin + 64]
-            if not peak(part) > scores[top - 1]:
+            if not row_max(part) > scores[top - 1]:
                 continue
             for j in range(part.shape[0]):
                 score = part[j]
@@ -298,7 +195,7 @@ def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start
                     place -= 1
                 scores[place], keys[place] = score, start + begin + j
         before = highest[i]
-        shift = rise(before, row)
+        shift = running_max(before, row)
         highest[i] = shift
         if shift != -np.inf:
             summed = block.dtype.type(0)

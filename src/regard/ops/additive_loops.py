@@ -7,29 +7,10 @@ NumPy's: with Python's check for zero it would not be vectorised.
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 from regard.compiled import compiled
-from regard.engines.fused_loops import EXACT, SUM, exponential
-
-
-def bend(x: Any) -> Any:
-    """tanh x = (e − 1) / (e + 1) with e = exp(2x), to 2e-7 in float32, and to 4e-8 near 0."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(bend, jit_options={"fastmath": EXACT, "error_model": "numpy"})
-def _bend(x: Any) -> Any:
-    number = np.float32 if x == types.float32 else np.float64
-    one, most = number(1), number(10 if number is np.float32 else 20)  # from where on tanh is 1
-
-    def bend_one(x: Any) -> Any:
-        least = most if x > most else x
-        e = exponential(least + least)
-        return (e - one) / (e + one)
-
-    return bend_one
+from regard.compiled.math import SUM, exponential, tanh
 
 
 @njit(fastmath=SUM, error_model="numpy")
@@ -40,7 +21,7 @@ def rate(asked: Any, keys: Any, weight: Any, scores: Any) -> None:
     for i in range(scores.shape[0]):
         there, score = keys[i], scores.dtype.type(0)
         for j in range(size):
-            score += weight[j] * bend(asked[j] + there[j])
+            score += weight[j] * tanh(asked[j] + there[j])
         scores[i] = score
 
 
@@ -123,7 +104,7 @@ def backward(
         for i in range(count):
             there, against, slope = key[row, i], key_slope[row, i], shares[i] * (slopes[i] - total)
             for j in range(size):
-                u = bend(asked[j] + there[j])
+                u = tanh(asked[j] + there[j])
                 step = slope * weight[j] * (one - u * u)
                 weight_slope[j] += slope * u
                 into[j] += step

@@ -7,28 +7,8 @@ Each loop writes one array, so that few need be found not to overlap before it i
 
 from typing import Any
 
-import numpy as np
-from numba import types
-from numba.extending import overload
-
 from regard.compiled import compiled
-from regard.engines.fused_loops import EXACT
-from regard.ops.additive_loops import bend
-
-
-def squash(x: Any) -> Any:
-    """σ(x) = ½ + ½ tanh(x / 2)."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(squash, jit_options={"fastmath": EXACT, "error_model": "numpy"})
-def _squash(x: Any) -> Any:
-    half = np.float32(0.5) if x == types.float32 else np.float64(0.5)
-
-    def squash_one(x: Any) -> Any:
-        return half + half * bend(half * x)
-
-    return squash_one
+from regard.compiled.math import EXACT, sigmoid, tanh
 
 
 @compiled(nogil=True, fastmath=EXACT, error_model="numpy")
@@ -38,10 +18,10 @@ def gru(gates: Any, hidden: Any, skip: Any, before: Any, after: Any) -> None:
     for row in range(before.shape[0]):
         both, other = gates[row, : 2 * size], hidden[row, skip : skip + 2 * size]
         for j in range(2 * size):
-            both[j] = squash(both[j] + other[j])
+            both[j] = sigmoid(both[j] + other[j])
         reset, new, given = gates[row, :size], gates[row, 2 * size :], hidden[row, skip + 2 * size :]
         for j in range(size):
-            new[j] = bend(new[j] + reset[j] * given[j])
+            new[j] = tanh(new[j] + reset[j] * given[j])
         update, old, into = gates[row, size : 2 * size], before[row], after[row]
         for j in range(size):
             into[j] = new[j] + update[j] * (old[j] - new[j])
@@ -84,19 +64,19 @@ def lstm(gates: Any, hidden: Any, skip: Any, memory: Any, next_memory: Any, afte
     for row in range(memory.shape[0]):
         both, other = gates[row, : 2 * size], hidden[row, skip : skip + 2 * size]
         for j in range(2 * size):
-            both[j] = squash(both[j] + other[j])
+            both[j] = sigmoid(both[j] + other[j])
         new, given = gates[row, 2 * size : 3 * size], hidden[row, skip + 2 * size : skip + 3 * size]
         for j in range(size):
-            new[j] = bend(new[j] + given[j])
+            new[j] = tanh(new[j] + given[j])
         out, rest = gates[row, 3 * size :], hidden[row, skip + 3 * size :]
         for j in range(size):
-            out[j] = squash(out[j] + rest[j])
+            out[j] = sigmoid(out[j] + rest[j])
         enter, forget, old, kept = gates[row, :size], gates[row, size : 2 * size], memory[row], next_memory[row]
         for j in range(size):
             kept[j] = forget[j] * old[j] + enter[j] * new[j]
         into = after[row]
         for j in range(size):
-            into[j] = out[j] * bend(kept[j])
+            into[j] = out[j] * tanh(kept[j])
 
 
 @compiled(nogil=True, fastmath=EXACT, error_model="numpy")
@@ -124,7 +104,7 @@ def lstm_backward(
         to_enter, to_forget = outer[:size], outer[size : 2 * size]
         to_new, to_out = outer[2 * size : 3 * size], outer[3 * size :]
         for j in range(size):
-            to_out[j] = bend(kept[j])
+            to_out[j] = tanh(kept[j])
         for j in range(size):
             carry[j] += pull[j] * out[j] * (one - to_out[j] * to_out[j])
         for j in range(size):

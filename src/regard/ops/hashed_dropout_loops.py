@@ -3,17 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regard.compiled import compiled
-from regard.engines.fused_loops import EXACT, hashed
-
-
-@njit(inline="always")
-def mixed(word: Any) -> Any:
-    """`dropout.mix`, on unsigned 32-bit words."""
-    word = hashed(word, np.uint32(0), np.uint32(0))
-    return np.uint32(word ^ (word >> np.uint32(16)))
+from regard.compiled.math import EXACT, hash_word, mix_word
 
 
 @compiled(nogil=True, fastmath=EXACT)
@@ -26,14 +18,14 @@ def sift(base: Any, branch: Any, out: Any, adds: Any, start: Any, low: Any, high
     nothing = out.dtype.type(0)
     for i in range(out.shape[0]):
         number = np.uint32(start + i)
-        first, second = mixed(np.uint32(mixed(low) + number)), mixed(np.uint32(mixed(high) + number))
+        first, second = mix_word(np.uint32(mix_word(low) + number)), mix_word(np.uint32(mix_word(high) + number))
         here, there, into = base[i], branch[i], out[i]
         if scale == 0:
             for j in range(into.shape[0]):
                 into[j] = here[j] if adds else nothing
         elif adds:
             for j in range(into.shape[0]):
-                into[j] = here[j] + (nothing if hashed(first, second, j) < drop else there[j] * scale)
+                into[j] = here[j] + (nothing if hash_word(first, second, j) < drop else there[j] * scale)
         else:
             for j in range(into.shape[0]):
-                into[j] = nothing if hashed(first, second, j) < drop else there[j] * scale
+                into[j] = nothing if hash_word(first, second, j) < drop else there[j] * scale

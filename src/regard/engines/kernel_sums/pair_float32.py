@@ -35,7 +35,7 @@ from regard.compiled.simd import (
     store,
     where_below,
 )
-from regard.engines.fused_loops import EXACT
+from regard.compiled.math import EXACT
 from regard.engines.kernel_sums.pair_float64 import (
     GAUSSIAN,
     NUMBERS,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from regard.engines.fused_loops import EXACT, SUM, exponential
+from regard.compiled.math import EXACT, SUM, exponential
 from regard.engines.kernel_sums.problem import Case, Data, Floats, Integers, Keys, Queries, Tree
 from regard.kernels import KERNELS, Arithmetic, Gaussian
 
