@@ -22,6 +22,7 @@ import numpy as np
 from numba import njit
 
 from regard.compiled import compiled
+from regard.compiled.math import EXACT
 from regard.compiled.simd import (
     COUNT,
     Lanes,
@@ -35,7 +36,6 @@ from regard.compiled.simd import (
     store,
     where_below,
 )
-from regard.compiled.math import EXACT
 from regard.engines.kernel_sums.pair_float64 import (
     GAUSSIAN,
     NUMBERS,
@@ -356,6 +356,6 @@ def compile_case(case: Case) -> Callable[[int, int, Data, Floats, Floats], None]
 def source_version() -> int:
     """A number that changes with the sources of the loops: Numba checks only the file in which a function is."""
     package = Path(__file__).parents[2]
-    names = ("kernels.py", "compiled/simd.py", "engines/fused_loops.py")
+    names = ("kernels.py", "compiled/simd.py", "compiled/math.py")
     sources = [package / name for name in names] + sorted(Path(__file__).parent.glob("*.py"))
     return zlib.crc32(b"".join(source.read_bytes() for source in sources))
