@@ -10,7 +10,7 @@ import torch
 from helpers.toy_models import Prefix, ToyModel, initial, step_of, table_step
 from torch.testing import assert_close
 
-from regard.decoding import Fixed, beam, forbid, greedy, largest, nucleus, sample, select
+from regard.decoding import FixedTensors, beam, forbid, greedy, largest, nucleus, sample, select
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ def test_states_of_every_kind_follow_their_hypotheses(kind):
 
     def step(state, last):
         read, log_probs = plain(unwrap(state["own"]), last)
-        assert torch.equal(state["memory"].value, 10 * read.sentence)
+        assert torch.equal(state["memory"].tensors[0], 10 * read.sentence)
         return {"own": wrap(read), "memory": state["memory"]}, log_probs
 
     prefix, start = initial(2, 3, 5)
     settings = {"end": 4, "length": torch.tensor([11, 2, 7])}
-    state = {"own": wrap(prefix), "memory": Fixed(10 * prefix.sentence)}
+    state = {"own": wrap(prefix), "memory": FixedTensors(10 * prefix.sentence)}
     found = beam(step, state, start, size=3, **settings, penalty=1.0)
     assert found == beam(plain, prefix, start, size=3, **settings, penalty=1.0)
-    state = {"own": wrap(prefix), "memory": Fixed(10 * prefix.sentence)}
+    state = {"own": wrap(prefix), "memory": FixedTensors(10 * prefix.sentence)}
     assert greedy(step, state, start, **settings) == greedy(plain, prefix, start, **settings)
 
 
@@ -86,14 +86,14 @@ def test_select_keeps_types_and_values_without_rows():
     assert state[1]["a"].tolist() == [5, 7]  # the argument is unchanged
 
 
-def test_a_fixed_part_is_copied_only_when_rows_are_added_or_removed():
-    memory = Fixed({"grid": torch.tensor([[2.0], [3.0]])}).select(torch.tensor([0, 0, 1, 1]))
+def test_fixed_tensors_are_copied_only_when_rows_are_added_or_removed():
+    memory = FixedTensors(torch.tensor([[2.0], [3.0]]), torch.tensor([5, 7])).select(torch.tensor([0, 0, 1, 1]))
     assert memory.select(torch.tensor([1, 0, 2, 2])) is memory
     fewer = memory.select(torch.tensor([3, 3]))
-    assert fewer.value["grid"].tolist() == [[3.0], [3.0]]
+    assert [tensor.tolist() for tensor in fewer.tensors] == [[[3.0], [3.0]], [7, 7]]
     assert fewer.select(torch.tensor([1, 0])) is fewer
     swapped = memory.select(torch.tensor([2, 3, 0, 0]))
-    assert swapped.value["grid"].tolist() == [[3.0], [3.0], [2.0], [2.0]]
+    assert [tensor.tolist() for tensor in swapped.tensors] == [[[3.0], [3.0], [2.0], [2.0]], [7, 7, 5, 5]]
 
 
 def test_no_gradient_is_recorded():

@@ -22,11 +22,12 @@ Dropout is up to the model: put it in `eval` mode.
 from regard.decoding.batched import Batch, decode_batches
 from regard.decoding.beam import beam
 from regard.decoding.sampling import greedy, largest, nucleus, sample
-from regard.decoding.step import Fixed, Hypothesis, Step, forbid, select
+from regard.decoding.step import Hypothesis, Step, forbid, select
+from regard.layers.cache import FixedTensors
 
 __all__ = [
     "Batch",
-    "Fixed",
+    "FixedTensors",
     "Hypothesis",
     "Step",
     "beam",

@@ -18,12 +18,10 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from numbers import Number
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-
-from regard.layers.cache import update_origin
 
 State = TypeVar("State")
 
@@ -53,7 +51,8 @@ def select(state: State, rows: Tensor, *, of: int | None = None) -> State:
 
     Tensors are indexed along their first dimension, also inside tuples, named tuples, lists, dicts and dataclasses.
     None and numbers stay. An object with a method `select(rows)` selects its own rows: it returns its replacement, or
-    None if it has changed in place.
+    None if it has changed in place. `FixedTensors`, for parts that no step changes, such as an encoder's memory, is one:
+    they are copied only if rows are repeated or removed, not if a beam reorders the hypotheses of a sentence.
 
     rows   `[selected]`, integers
     of     the current number of rows, to detect a tensor whose first dimension is something else
@@ -105,30 +104,6 @@ def tensor_rows(tensor: Tensor, rows: Tensor, of: int | None) -> Tensor:
             " an nn.LSTM's or nn.GRU's state has its layers first: transpose it"
         )
     return tensor.index_select(0, rows)
-
-
-class Fixed(Generic[State]):
-    """A part of a state that no step changes: an encoder's memory, an image's grid.
-
-    A beam reorders the hypotheses within a sentence at every step. A part that is the same for all of them is copied
-    only when rows are repeated or removed.
-
-    >>> import torch
-    >>> memory = Fixed(torch.tensor([[1.0], [2.0]])).select(torch.tensor([0, 0, 1, 1]))
-    >>> memory.value.tolist()
-    [[1.0], [1.0], [2.0], [2.0]]
-    >>> memory.select(torch.tensor([1, 1, 3, 2])) is memory
-    True
-    """
-
-    def __init__(self, value: State, source: Tensor | None = None) -> None:
-        self.value = value
-        self.source = source  # [rows]  index of the original row of each; None: nothing was selected yet
-
-    def select(self, rows: Tensor) -> "Fixed[State]":
-        """The same part for these rows."""
-        source, new = update_origin(self.source, rows)
-        return Fixed(select(self.value, rows), source) if new else self
 
 
 def forbid(step: Step[State], tokens: Iterable[int]) -> Step[State]:

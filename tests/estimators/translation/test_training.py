@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from helpers.translation_cases import TINY
 from torch.testing import assert_close
 
+from regard import Translator
 from regard.data.samples import dates
 from regard.data.sentence_pairs import pair_batch
 from regard.data.tokenizers import END, PADDING, START, train_vocabularies
 from regard.decoding import beam, forbid
 from regard.estimators.translation import training
 from regard.estimators.translation.training import (
-    Architecture,
-    build_network,
     length_limit,
     mean_loss,
     target_tokens,
@@ -20,28 +20,12 @@ from regard.estimators.translation.training import (
 )
 from regard.layers import Block, MultiHeadAttention
 
-SETTINGS = Architecture(
-    model="bahdanau",
-    size=8,
-    hidden=None,
-    blocks=1,
-    heads=2,
-    cell="gru",
-    layers=1,
-    attention="general",
-    window=None,
-    radius=2,
-    input_feeding=True,
-    longest=40,
-    dropout=0.0,
-    attention_dropout=0.0,
-)
 SOURCES, TARGETS = dates(20)
 KNOWN = train_vocabularies(SOURCES, TARGETS, tokens="characters", count=0, joint=True, lower=False)
 
 
-def network(**settings):
-    return build_network(SETTINGS._replace(**settings), KNOWN).eval()
+def network(model="bahdanau", **settings):
+    return Translator(model, **TINY | settings)._build_network(KNOWN).eval()
 
 
 def test_both_dropouts_reach_the_transformer():

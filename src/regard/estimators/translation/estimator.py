@@ -5,7 +5,7 @@ search `regard.decoding`. An epoch is validated by what users get: the BLEU of t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from regard.data.sentence_pairs import TokenBatches, as_pairs, as_sentences
 from regard.data.tokenizers import START, Vocabularies, train_vocabularies
@@ -21,17 +22,18 @@ from regard.estimators.settings import Seeded, Training, check_settings, saved_s
 from regard.estimators.translation.corpus import Corpus, prepare_corpus, tokens_by_epoch
 from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
 from regard.estimators.translation.training import (
-    Architecture,
     Seq2Seq,
-    build_network,
     length_limit,
     mean_loss,
     target_tokens,
     translate_tokens,
     validation_bleu,
 )
+from regard.models.recurrent import Location, bahdanau, concat, luong, vanilla
+from regard.models.transformer import transformer
 from regard.progress import ProgressBar
 from regard.saving import to_array, write_folder
+from regard.scores import Bilinear
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 
@@ -244,8 +246,47 @@ class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
 
     def _build_network(self, known: Vocabularies) -> Seq2Seq:
         """A network of the settings for these vocabularies, with random weights."""
-        settings = {name: getattr(self, name) for name in Architecture._fields}
-        return build_network(Architecture(**settings), known)
+        size, dropout = int(self.size), float(self.dropout)  # NumPy's numbers too
+        hidden = None if self.hidden is None else int(self.hidden)
+        if self.model == "transformer":
+            return transformer(
+                *known.sizes,
+                blocks=int(self.blocks),
+                heads=int(self.heads),
+                size=size,
+                hidden=hidden,
+                dropout=dropout,
+                attention_dropout=float(self.attention_dropout),
+                shared=known.joint,
+            )
+        recurrent: dict[str, Any] = {
+            "size": size,
+            "hidden": 2 * size if hidden is None else hidden,
+            "cell": {"gru": nn.GRU, "lstm": nn.LSTM}[self.cell],
+            "layers": int(self.layers),
+            "dropout": dropout,
+            "shared": known.joint,
+            "tied": True,
+        }
+        if self.model == "rnn":
+            return vanilla(*known.sizes, **recurrent)
+        if self.model == "bahdanau":
+            return bahdanau(*known.sizes, **recurrent)
+        scores: dict[str, Callable[[int, int], nn.Module] | None] = {
+            "dot": None,
+            "general": Bilinear,
+            "concat": concat,
+            "location": lambda state, _: Location(state, room=self.longest),
+        }
+        return luong(
+            *known.sizes,
+            score=scores[self.attention],
+            both_ways=self.attention != "dot",
+            radius=None if self.window is None else self.radius,
+            predicted=self.window == "local-p",
+            feeding=self.input_feeding,
+            **recurrent,
+        )
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of sentences to translate; raises ValueError if one is too long."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,21 +102,16 @@ def translation_score(
 
     tokenize   sacreBLEU's name of a tokenizer; "none" for texts that are tokenized already
     """
-    metrics = sacrebleu_package().metrics
-    known = metrics.BLEU.TOKENIZERS
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError:
+        raise ModuleNotFoundError(f"scores of translations need the package sacrebleu: {INSTALL}") from None
+    known = BLEU.TOKENIZERS
     if tokenize not in known:
         raise ValueError(f"tokenize must be one of {', '.join(map(str, known))}, got {tokenize!r}")
-    bleu, chrf = metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True), metrics.CHRF(lowercase=lowercase)
+    bleu, chrf = BLEU(tokenize=tokenize, lowercase=lowercase, force=True), CHRF(lowercase=lowercase)
     score = TranslationScore(bleu.corpus_score(list(translations), [list(references)]).score)
     score.chrf = chrf.corpus_score(list(translations), [list(references)]).score
     score.signature, score.chrf_signature = str(bleu.get_signature()), str(chrf.get_signature())
     return score
-
-
-def sacrebleu_package() -> ModuleType:
-    """The package sacrebleu; if it is not installed, the error says how to install it."""
-    try:
-        import sacrebleu.metrics
-    except ImportError:
-        raise ModuleNotFoundError(f"scores of translations need the package sacrebleu: {INSTALL}") from None
-    return sacrebleu

@@ -1,22 +1,21 @@
-"""The networks of a `Translator`, their loss, and the search for the translations of many sentences."""
+"""The loss and the validation of a `Translator`, and the search for the translations of many sentences."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.data.sentence_pairs import PairBatch, group_by_tokens, pad_rows
-from regard.data.tokenizers import END, PADDING, START, Vocabularies
+from regard.data.tokenizers import END, PADDING, START
 from regard.decoding import Batch, Step, decode_batches, forbid
 from regard.estimators.translation.corpus import VALIDATED, Corpus
 from regard.estimators.translation.evidence import TranslationScore, translation_score
-from regard.models.recurrent import Bahdanau, Location, Luong, Vanilla, bahdanau, concat, luong, vanilla
-from regard.models.transformer import Transformer, transformer
+from regard.models.recurrent import Bahdanau, Luong, Vanilla
+from regard.models.transformer import Transformer
 from regard.ops.cross_entropy import cross_entropy
-from regard.scores import Bilinear
 
 SEARCHED_TOKENS = 1 << 13
 """The maximum number of source tokens times hypotheses in a batch of a search."""
@@ -25,73 +24,6 @@ Seq2Seq = Transformer | Vanilla | Bahdanau | Luong
 """The sequence-to-sequence models, which have the same methods; see `regard.models.recurrent`."""
 
 Lengths = NDArray[np.int64]
-
-
-class Architecture(NamedTuple):
-    """The settings of a `Translator` that define its network."""
-
-    model: str
-    size: int
-    hidden: int | None
-    blocks: int
-    heads: int
-    cell: str
-    layers: int
-    attention: str
-    window: str | None
-    radius: int
-    input_feeding: bool
-    longest: int
-    dropout: float
-    attention_dropout: float
-
-
-def build_network(settings: Architecture, vocabularies: Vocabularies) -> Seq2Seq:
-    """A network with random weights for these vocabularies."""
-    source, target = vocabularies.sizes
-    size, dropout = int(settings.size), float(settings.dropout)  # NumPy's numbers too
-    hidden = None if settings.hidden is None else int(settings.hidden)
-    if settings.model == "transformer":
-        return transformer(
-            source,
-            target,
-            blocks=int(settings.blocks),
-            heads=int(settings.heads),
-            size=size,
-            hidden=hidden,
-            dropout=dropout,
-            attention_dropout=float(settings.attention_dropout),
-            shared=vocabularies.joint,
-        )
-    recurrent: dict[str, Any] = {
-        "size": size,
-        "hidden": 2 * size if hidden is None else hidden,
-        "cell": {"gru": nn.GRU, "lstm": nn.LSTM}[settings.cell],
-        "layers": int(settings.layers),
-        "dropout": dropout,
-        "shared": vocabularies.joint,
-        "tied": True,
-    }
-    if settings.model == "rnn":
-        return vanilla(source, target, **recurrent)
-    if settings.model == "bahdanau":
-        return bahdanau(source, target, **recurrent)
-    scores: dict[str, Callable[[int, int], nn.Module] | None] = {
-        "dot": None,
-        "general": Bilinear,
-        "concat": concat,
-        "location": lambda state, _: Location(state, room=settings.longest),
-    }
-    return luong(
-        source,
-        target,
-        score=scores[settings.attention],
-        both_ways=settings.attention != "dot",
-        radius=None if settings.window is None else settings.radius,
-        predicted=settings.window == "local-p",
-        feeding=settings.input_feeding,
-        **recurrent,
-    )
 
 
 def mean_loss(model: Seq2Seq, batch: PairBatch, smoothing: float) -> Tensor:
