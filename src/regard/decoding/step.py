@@ -51,7 +51,7 @@ def select(state: State, rows: Tensor, *, of: int | None = None) -> State:
 
     Tensors are indexed along their first dimension, also inside tuples, named tuples, lists, dicts and dataclasses.
     None and numbers stay. An object with a method `select(rows)` selects its own rows: it returns its replacement, or
-    None if it has changed in place. `FixedTensors`, for parts that no step changes, such as an encoder's memory, is one:
+    None if it has changed in place. One is `FixedTensors`, for parts that no step changes (an encoder's memory):
     they are copied only if rows are repeated or removed, not if a beam reorders the hypotheses of a sentence.
 
     rows   `[selected]`, integers
