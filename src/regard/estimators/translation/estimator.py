@@ -44,9 +44,8 @@ class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
     `model`: "transformer"; "bahdanau" or "luong", recurrent with attention; "rnn", recurrent without attention.
     `piece_dropout` shows words in different pieces in each epoch: 0.05 helps a little with few sentences and many
     epochs. Pairs longer than `longest` are left out with a warning. `window`: "local-m" attends near the diagonal,
-    "local-p" near an index that the network predicts. The learning rate rises
-    for `warm` steps, then falls along a cosine. The mean of the weights of the last `average` epochs is used if it
-    validates better than the best epoch.
+    "local-p" near an index that the network predicts. The learning rate rises for `warm` steps, then falls along a
+    cosine. The mean of the weights of the last `average` epochs is used if it validates better than the best epoch.
 
     After `fit`: `model_`, `vocabularies_`, `history_` (validations are -BLEU), `counted_` (the unit of that BLEU:
     "13a", words, or "char", characters, if most targets have fewer than four words), `left_out_` (indices of pairs).
@@ -117,6 +116,7 @@ class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             model = self._build_network(corpus.vocabularies)
             texts = map("\n".join, (*corpus.given, *corpus.validation))
+            # After each epoch a checkpoint is written in any case: no number of steps in between.
             run = run_checkpoint(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
             monitor = Monitor("learning to translate", self.verbose, unit="tokens", tensorboard=tensorboard)
             history = self._train(model, corpus, seed, run, monitor)

@@ -146,8 +146,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self._build_network(tokenizer)
-            every = min(self.validate_every, self.steps)
-            run = run_checkpoint(self, checkpoint, resume, every=every, seed=seed, data=[content])
+            run = run_checkpoint(self, checkpoint, resume, every=self.validate_every, seed=seed, data=[content])
             monitor = Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard)
             self.history_ = self._train(model, training, validation, seed, run, monitor)
         self.tokenizer_ = tokenizer
