@@ -1,4 +1,4 @@
-"""The command line: one function a verb. It only talks; the subjects in `regard.estimators` do the work.
+"""The command line: one function per command. The subjects in `regard.estimators` do the work.
 
     regard fit table houses.csv --target price --out model/
     regard predict model/ new.csv
