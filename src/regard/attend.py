@@ -47,7 +47,7 @@ class Engine(Protocol):
 class KernelSums(Protocol):
     """A way to compute the sums of kernel regression: a module of `regard.engines`."""
 
-    def algorithm(self, points: Points, tolerance: float) -> str: ...
+    def algorithm(self, points: Points, tolerance: float, *, moments: bool) -> str: ...
 
     def pool(self, points: Points, tolerance: float) -> Pooled: ...
 
@@ -260,10 +260,10 @@ def choose_sums(points: Points, tolerance: float = 1e-6) -> Plan:
     return Plan("pairs", f"{points.pairs:,} pairs: those that matter, in one fused pass ({reason})")
 
 
-def plan_sums(points: Points, tolerance: float = 1e-6) -> Plan:
-    """What `kernel_means` would run: the engine, why, and its algorithm."""
+def plan_sums(points: Points, tolerance: float = 1e-6, *, moments: bool = False) -> Plan:
+    """What `kernel_means` or `kernel_moments` would run: the engine, why, and its algorithm."""
     chosen = choose_sums(points, tolerance)
-    return chosen._replace(algorithm=KERNEL_SUMS[chosen.engine].algorithm(points, tolerance))
+    return chosen._replace(algorithm=KERNEL_SUMS[chosen.engine].algorithm(points, tolerance, moments=moments))
 
 
 def kernel_means(points: Points, tolerance: float = 1e-6) -> Pooled:

@@ -83,7 +83,7 @@ def dropout_mask(job: Job) -> Tensor:
     return dropout.kept(job.dropout, first, second, torch.arange(job.keys, device=device))
 
 
-def algorithm(points: Points, tolerance: float = 0.0) -> str:
+def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
     """What `pool` and `moments` run."""
     return WHOLE_MATRIX
 

@@ -124,10 +124,10 @@ def unsuitable(points: Points) -> str | None:
     return None
 
 
-def algorithm(points: Points, tolerance: float) -> str:
-    """What `pool` and `moments` run."""
+def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
+    """What `pool` runs, or `moments`."""
     if usable_box(points) is None:
-        return pairs.algorithm(points, tolerance)
+        return pairs.algorithm(points, tolerance, moments=moments)
     return FOURIER
 
 

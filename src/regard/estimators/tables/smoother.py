@@ -152,8 +152,8 @@ class Smoother:
     def plan(self, query: Rows) -> Plan:
         """The engine for these queries, and why."""
         if callable(self.kernel):
-            return Plan("dense", "a score of your own is called on blocks of queries")
-        return plan_sums(self.points(query, self.value))
+            return Plan("dense", "a score of your own is called on blocks of queries", dense.WHOLE_MATRIX)
+        return plan_sums(self.points(query, self.value), self.tolerance, moments=self.order == 1)
 
     def pool(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Pooled:
         """Weighted means of the values, and log weights."""
