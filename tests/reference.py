@@ -20,8 +20,8 @@ def logits(query, key, leading, score, mask=None, bias=None):
     mask(lead, i, j) whether query i may look at key j, at that index of the leading dimensions
     bias             [..., q, k], added to the score
     """
-    query, key = (x.expand(*leading, *x.shape[-2:]) for x in (query, key))
-    bias = None if bias is None else bias.expand(*leading, query.shape[-2], key.shape[-2])
+    queries, keys = rows(query, leading), rows(key, leading)
+    bias = None if bias is None else rows(bias.expand(*leading, query.shape[-2], key.shape[-2]), leading)
     found = {}
     for lead in indices(leading):
         for i in range(query.shape[-2]):
@@ -30,9 +30,9 @@ def logits(query, key, leading, score, mask=None, bias=None):
                 if mask is not None and not mask(lead, i, j):
                     row.append(NEGATIVE)
                     continue
-                row.append(score(query[lead][i], key[lead][j]))
+                row.append(score(queries[lead][i], keys[lead][j]))
                 if bias is not None:
-                    row[-1] = row[-1] + bias[lead][i, j]
+                    row[-1] = row[-1] + bias[lead][i][j]
             found[lead, i] = row
     return found
 
@@ -43,16 +43,16 @@ def average(scores, value, leading, queries, weigh=None, keep=None):
     weigh            None: softmax; else a function from a list of scores to a list of weights
     keep             [..., q, k], what each weight is multiplied by after normalisation (dropout)
     """
-    value = value.expand(*leading, *value.shape[-2:])
+    values = rows(value, leading)
     means, log_weights = [], []
     for lead in indices(leading):
         for i in range(queries):
             row = scores[lead, i]
             weights, log_weight = softmax(row) if weigh is None else (weigh(row), math.nan)
-            mean = 0.0 * value[lead].sum(dim=0)
+            mean = value.new_zeros(value.shape[-1])
             for j, weight in enumerate(weights):
                 kept = 1.0 if keep is None else keep[lead][i, j]
-                mean = mean + weight * kept * value[lead][j]
+                mean = mean + weight * kept * values[lead][j]
             means.append(mean)
             log_weights.append(torch.as_tensor(log_weight, dtype=value.dtype))
     mean = torch.stack(means) if means else value.new_zeros(0)
@@ -73,6 +73,16 @@ def indices(leading):
     for size in leading:
         found = [(*lead, index) for lead in found for index in range(size)]
     return found
+
+
+def rows(x, leading):
+    """The vectors of x [..., n, d] in a list for each place of the leading dimensions.
+
+    Taken apart at once, since the gradient of an index is a tensor as large as x, for each vector again.
+    """
+    x = x.expand(*leading, *x.shape[-2:])
+    flat = iter(x.flatten(0, -2).unbind())
+    return {lead: [next(flat) for _ in range(x.shape[-2])] for lead in indices(leading)}
 
 
 def number(x):
