@@ -2,7 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 # One process per core, one thread per process: more threads than cores would only wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# A file stays with one process, so that its trained models and compiled loops are made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast check format bench settings docs clean

@@ -5,6 +5,9 @@ import os
 import pytest
 import torch
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread per process; tests that need more ask for them
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+    torch.set_num_threads(1)
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when Hugging Face's packages are imported: nothing is ever fetched
 
 

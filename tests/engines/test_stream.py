@@ -61,6 +61,7 @@ def test_blocks_are_what_was_asked_for_and_masks_are_evaluated_by_them():
     assert max(asked) <= (5, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fused", "any score", "look"])
 def test_memory_grows_with_the_lengths_and_not_with_their_product(kind):
     """In a process of its own: 7,000 × 7,000 float32 weights would be 187 MiB."""

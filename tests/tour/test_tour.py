@@ -51,6 +51,7 @@ def toured(tmp_path_factory):
     return out, result.stdout, visits
 
 
+@pytest.mark.slow
 def test_the_whole_tour_runs(toured):
     out, printed, visits = toured
     assert [visit.station for visit in visits] == list(STATIONS)
@@ -67,6 +68,7 @@ def test_the_whole_tour_runs(toured):
     assert not list(out.rglob(".*"))  # nothing temporary is left
 
 
+@pytest.mark.slow
 def test_the_page_holds_all_that_was_found(toured):
     out, _, visits = toured
     page = (out / "index.html").read_text()
@@ -85,6 +87,7 @@ def test_the_page_holds_all_that_was_found(toured):
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_the_models_of_the_tour_open(toured):
     _, _, visits = toured
     saved = [found for visit in visits for found in visit.findings if isinstance(found, Saved)]
@@ -99,6 +102,7 @@ def test_the_models_of_the_tour_open(toured):
             assert result.stdout
 
 
+@pytest.mark.slow
 def test_the_page_in_a_real_browser(toured, tmp_path):
     if CHROMIUM is None:
         pytest.skip("there is no chromium here: apt-get install chromium")
