@@ -1,11 +1,12 @@
-"""Charts of what attention does: fits, weight maps, evidence, errors.
+"""Charts of what attention does: fits, weight maps, evidence, errors, and weights over an image.
 
 Each function takes arrays, never models. It draws on the given `axes` or on a new figure, and returns the axes:
-`axes.figure.savefig("fit.png")`. pyplot is not used and no window is opened, so a chart needs no display; in a notebook
-`axes.figure` shows it. The colours are those of Okabe and Ito, and the colour maps have an even lightness, so that
-colour-blind readers see the same chart.
+`axes.figure.savefig("fit.png")`. matplotlib is imported when a chart is drawn. pyplot is not used and no window is
+opened, so a chart needs no display; in a notebook `axes.figure` shows it. The colours are those of Okabe and Ito, and
+the colour maps have an even lightness, so that colour-blind readers see the same chart.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,13 @@ TITLE_WIDTH = 5.4
 """Inches that a one-line title needs beside the labels of the rows."""
 TICKS = 6
 """Number of ticks on an axis with many labels."""
+PANELS_PER_ROW, PANEL_WIDTH = 7, 1.75
+"""The largest number of image panels in a row, and the width of each in inches."""
+DARK, CONTOUR = 0.3, 0.5
+"""Brightness where the weight is 0, and level of the contour line, as fractions of the maximum."""
+SMOOTHING = 0.55
+"""Standard deviation, in cells, of the Gaussian that smooths the weights over the pixels."""
+LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def fit_curve(
@@ -53,14 +61,14 @@ def fit_curve(
     ['data', 'truth', 'too flat']
     """
     x, y, grid = vector(x, "x"), vector(y, "y"), vector(grid, "grid")
-    check_lengths(y=y, x=x)
+    check_lengths("y", y, "x", x)
     axes = axes or new_axes(7, 4.5)
     order = np.argsort(grid, kind="stable")
 
     def on_grid(values: ArrayLike, name: str) -> Floats:
         """Values at the points of the grid, sorted as they are drawn."""
         array = vector(values, name)
-        check_lengths(**{name: array}, grid=grid)
+        check_lengths(name, array, "grid", grid)
         return array[order]
 
     unknown = set(spread or {}) - set(predictions)
@@ -128,8 +136,7 @@ def weight_map(
     bar = axes.figure.colorbar(image, ax=axes, label="weight", pad=0.03)
     bar.locator = MaxNLocator(5)
     bar.outline.set_visible(False)
-    for edge in axes.spines.values():
-        edge.set_color(EDGE)
+    axes.spines[:].set_color(EDGE)
     return axes
 
 
@@ -166,8 +173,7 @@ def alignment_map(
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0)
     axes.set_title(title, loc="left")
-    for edge in axes.spines.values():
-        edge.set_color(EDGE)
+    axes.spines[:].set_color(EDGE)
     return axes
 
 
@@ -273,6 +279,53 @@ def error_curves(
     return hide_frame(axes)
 
 
+def image_strip(
+    image: ArrayLike,
+    words: Sequence[str],
+    weights: ArrayLike,
+    axes: "Sequence[Axes] | None" = None,
+    marks: ArrayLike | None = None,
+) -> "list[Axes]":
+    """The image, and for each word the image lit by its weights. Returns the axes, one more than there are words.
+
+    As in Xu et al. 2015, figure 2, the image is dark and grey where the weight is small. A contour line marks half the
+    largest weight, because dark parts of a photo stay dark at any brightness.
+
+    image     [height, width, 3] or [height, width], uint8 or floats from 0 to 1
+    words     the title of each panel
+    weights   [words, rows, columns]; the largest weight of each word has full brightness
+    axes      where to draw, one more than words; the default is a new figure, with as many rows as needed
+    marks     [words, 2] a cell (row, column) for each word, drawn as a cross: the cell whose weights are shown
+
+    >>> import numpy as np
+    >>> image, weights = np.full((16, 16, 3), 0.8), np.eye(4).reshape(2, 2, 4) / 2
+    >>> [axes.get_title() for axes in image_strip(image, ["a", "dog"], weights)]
+    ['', 'a', 'dog']
+    """
+    pixels, weights = as_pixels(image), np.asarray(weights, dtype=np.float64)
+    if weights.ndim != 3 or len(weights) != len(words) or not all(weights.shape[1:]):
+        raise ValueError(f"weights must be [{len(words)}, rows, columns], one per word, got {list(weights.shape)}")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError(f"weights must be finite and 0 or more, got {weights.min():g} to {weights.max():g}")
+    if marks is not None and np.shape(marks) != (len(words), 2):
+        raise ValueError(f"marks must be [{len(words)}, 2], a row and column per word, got {list(np.shape(marks))}")
+    panels = list(new_panels(len(words) + 1) if axes is None else axes)
+    if len(panels) != len(words) + 1:
+        raise ValueError(f"axes must be {len(words) + 1}, for the image and each word, got {len(panels)}")
+    show(panels[0], pixels, "")
+    for index, (panel, word, weight) in enumerate(zip(panels[1:], words, weights, strict=True)):
+        brightness = smooth(weight, pixels.shape[0], pixels.shape[1])
+        brightness = brightness / (brightness.max() or 1.0)
+        grey = DARK * (pixels @ LUMA)[..., None]  # [height, width, 1]
+        show(panel, grey + brightness[..., None] * (pixels - grey), word)
+        if brightness.min() < CONTOUR < brightness.max():
+            panel.contour(brightness, levels=[CONTOUR], colors=[ORANGE], linewidths=1.2)
+        if marks is not None:
+            row, column = (np.asarray(marks)[index] + 0.5) / weight.shape * pixels.shape[:2] - 0.5
+            panel.plot(column, row, "X", color=SKY, markersize=10, markeredgecolor="white")
+    return panels
+
+
 def new_axes(width: float, height: float) -> "Axes":
     """Axes on a new figure of this size in inches, which pyplot does not know."""
     from matplotlib.figure import Figure
@@ -304,9 +357,8 @@ def one_axis(array: NDArray[Any]) -> NDArray[Any]:
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
-def check_lengths(**arrays: Floats) -> None:
+def check_lengths(name: str, array: Floats, other: str, like: Floats) -> None:
     """Raise unless two arrays have the same length."""
-    (name, array), (other, like) = arrays.items()
     if len(array) != len(like):
         raise ValueError(f"{name} and {other} must have the same length, got {len(array)} and {len(like)}")
 
@@ -339,11 +391,55 @@ def label_ticks(axis: "Axis", labels: NDArray[Any] | None) -> None:
 
 
 def as_text(value: object) -> str:
-    """A float with four digits, or with all digits before the point; anything else as `str` has it.
-
-    >>> as_text(0.123456), as_text(442811.2), as_text("a")
-    ('0.1235', '442,811', 'a')
-    """
+    """A float with four digits, or with all digits before the point; anything else as `str` has it."""
     if not isinstance(value, float | np.floating):
         return str(value)
     return f"{value:,.0f}" if 9999.5 <= abs(float(value)) < 1e15 else f"{value:.4g}"
+
+
+def smooth(weight: Floats, height: int, width: int) -> Floats:
+    """Weights of cells [rows, columns] as a smooth surface [height, width]."""
+    return interpolation(weight.shape[0], height) @ weight @ interpolation(weight.shape[1], width).T
+
+
+def interpolation(cells: int, pixels: int) -> Floats:
+    """[pixels, cells]: the weight of each cell at each pixel along one side; each pixel's weights add up to 1."""
+    position = (np.arange(pixels) + 0.5) * cells / pixels - 0.5
+    near = np.exp(-0.5 * ((position[:, None] - np.arange(cells)) / SMOOTHING) ** 2)
+    return np.asarray(near / near.sum(axis=1, keepdims=True))
+
+
+def as_pixels(image: ArrayLike) -> Floats:
+    """Floats from 0 to 1, [height, width, 3]."""
+    array = np.asarray(image)
+    floats = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
+    # [height, width] → [height, width, 3]
+    floats = np.repeat(floats[..., None], 3, axis=-1) if floats.ndim == 2 else floats
+    if floats.ndim != 3 or floats.shape[2] != 3 or not floats.size or not (floats.min() >= 0 and floats.max() <= 1):
+        raise ValueError(
+            "image must be [height, width, 3] or [height, width], uint8 or floats from 0 to 1,"
+            f" got {array.dtype} {list(array.shape)}"
+        )
+    return floats
+
+
+def new_panels(count: int) -> "list[Axes]":
+    """Axes on a new figure, in rows of about the same length."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    rows = math.ceil(count / PANELS_PER_ROW)
+    columns = math.ceil(count / rows)
+    layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.03, wspace=0, hspace=0)
+    figure = Figure(figsize=(PANEL_WIDTH * columns, (PANEL_WIDTH + 0.3) * rows), layout=layout, dpi=120)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in panels[count:]:
+        unused.remove()
+    return panels[:count]
+
+
+def show(axes: "Axes", image: Floats, title: str) -> None:
+    """An image under a title. A few pixels are drawn as squares, many are interpolated."""
+    axes.imshow(image, interpolation="nearest" if max(image.shape[:2]) < 32 else "antialiased", vmin=0, vmax=1)
+    axes.set_title(title, fontsize=min(12.0, 150 / max(1, len(title))), color=INK, pad=3, parse_math=False)
+    axes.set_axis_off()
