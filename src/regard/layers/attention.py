@@ -109,15 +109,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor, *, mask: Mask | None = None) -> Tensor:
         query, key = self._project(x, source)
-        mean: Tensor = self.attend(query, key, self.value(source), mask)
-        return mean
+        return self.attend(query, key, self.value(source), mask)  # type: ignore[no-any-return]
 
     def look(self, x: Tensor, source: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """All weights `[..., q, k]`, or the `top` largest of each query as a `Look`."""
         return self.attend.look(*self._project(x, source), mask, top)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys."""
         check_rows("x", x, self.size)
         check_rows("source", source, self.key_size)
         return self.query(x), self.key(source)
@@ -157,8 +155,7 @@ class SelfAttention(nn.Module):
         self.attend = Attend(score, dropout)
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
-        mean: Tensor = self.attend(*self._project(x), mask)
-        return mean
+        return self.attend(*self._project(x), mask)  # type: ignore[no-any-return]
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """All weights `[..., n, n]`, or the `top` largest of each query as a `Look`."""
@@ -166,6 +163,5 @@ class SelfAttention(nn.Module):
         return self.attend.look(query, key, mask, top)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values."""
         check_rows("x", x, self.size)
         return torch.split(self.projection(x), self.sizes, dim=-1)  # [..., n, head_size] twice, [..., n, value_size]

@@ -123,7 +123,6 @@ class Block(nn.Module):
         return self.residual(x, self.feed_forward_norm, self.feed_forward, add)
 
     def _check_memory(self, memory: Tensor | None) -> None:
-        """Raise unless there is a memory exactly if there is cross-attention."""
         if self.has_cross and memory is None:
             raise ValueError("a block with cross-attention needs a memory, got none")
         if not self.has_cross and memory is not None:
@@ -242,7 +241,6 @@ class Decoder(Stack):
         memory_mask: Mask | None,
         caches: Sequence[BlockCache | None],
     ) -> Tensor:
-        """All blocks, each with its cache."""
         mask = causal if mask is None else both(causal, mask)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=cache)
@@ -295,48 +293,22 @@ def fast_norm(norm: nn.Module) -> Rows:
     return lambda x: torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-def fast_feed_forward(layer: FeedForward, rows: int) -> Rows:
-    """A `FeedForward` of `[rows, size]`."""
-    first, second, activation = fast_linear(layer.input, rows), fast_linear(layer.output, rows), layer.activation
-    return lambda x: second(activation(first(x)))
-
-
-class FastSelfAttention:
-    """Self-attention of one new row to the cached ones and itself."""
-
-    def __init__(self, layer: MultiHeadAttention, rows: int) -> None:
-        self.input, self.output = fast_linear(layer.input, rows), fast_linear(layer.output, rows)
-        self.heads, self.kv_heads, self.size = layer.heads, layer.kv_heads, layer.head_size
-        self.positions = layer.positions
-
-    def __call__(self, x: Tensor, cache: KeyValues) -> Tensor:
-        rows = x.shape[0]
-        qkv = self.input(x).view(rows, -1, 1, self.size)  # [rows, heads + 2 · kv_heads, 1, d]
-        query = qkv.narrow(1, 0, self.heads)
-        new = qkv.narrow(1, self.heads, 2 * self.kv_heads).view(rows, 2, self.kv_heads, 1, self.size)
-        if self.positions is None:
-            key, value = cache.append_both(new)
-        else:
-            start = cache.length
-            query = self.positions.rotate(query, start)
-            key, value = cache.append(self.positions.rotate(new.select(1, 0), start), new.select(1, 1))
-        if self.kv_heads != self.heads:  # the query heads of a group become the queries of one head
-            query = query.reshape(rows, self.kv_heads, -1, self.size)  # [rows, kv_heads, groups, d]
-        mean = functional.scaled_dot_product_attention(query, key, value)
-        return self.output(mean.reshape(rows, -1))  # [rows, heads · d]
-
-
 class FastBlock:
     """A `Block` for single rows `[rows, size]`."""
 
-    def __init__(self, block: Block, rows: int) -> None:
-        assert isinstance(block.feed_forward, FeedForward)
-        self.block, self.residual, self.attention = block, block.residual, FastSelfAttention(block.attention, rows)
-        self.feed_forward = fast_feed_forward(block.feed_forward, rows)
+    def __init__(self, block: nn.Module, rows: int) -> None:
+        assert isinstance(block, Block)
+        attention, feed_forward = block.attention, block.feed_forward
+        assert isinstance(feed_forward, FeedForward)
+        self.block, self.residual, self.positions = block, block.residual, attention.positions
+        self.sizes = attention.heads, attention.kv_heads, attention.head_size
+        self.input, self.output = fast_linear(attention.input, rows), fast_linear(attention.output, rows)
+        first, second = fast_linear(feed_forward.input, rows), fast_linear(feed_forward.output, rows)
+        self.feed_forward: Rows = lambda x: second(feed_forward.activation(first(x)))
         self.norm, self.feed_forward_norm = fast_norm(block.attention_norm), fast_norm(block.feed_forward_norm)
 
     def __call__(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: BlockCache) -> Tensor:
-        x = self.residual(x, self.norm, lambda x: self.attention(x, cache.own), torch.add)
+        x = self.residual(x, self.norm, lambda x: self._attend(x, cache.own), torch.add)
         if memory is not None:
 
             def cross(x: Tensor) -> Tensor:  # as the block has it, with a length of 1
@@ -345,6 +317,23 @@ class FastBlock:
 
             x = self.residual(x, self.block.cross_norm, cross, torch.add)
         return self.residual(x, self.feed_forward_norm, self.feed_forward, torch.add)
+
+    def _attend(self, x: Tensor, cache: KeyValues) -> Tensor:
+        """Self-attention of one new row to the cached ones and itself."""
+        rows, (heads, kv_heads, size) = x.shape[0], self.sizes
+        qkv = self.input(x).view(rows, -1, 1, size)  # [rows, heads + 2 · kv_heads, 1, d]
+        query = qkv.narrow(1, 0, heads)
+        new = qkv.narrow(1, heads, 2 * kv_heads).view(rows, 2, kv_heads, 1, size)
+        if self.positions is None:
+            key, value = cache.append_both(new)
+        else:
+            start = cache.length
+            query = self.positions.rotate(query, start)
+            key, value = cache.append(self.positions.rotate(new.select(1, 0), start), new.select(1, 1))
+        if kv_heads != heads:  # the query heads of a group become the queries of one head
+            query = query.reshape(rows, kv_heads, -1, size)  # [rows, kv_heads, groups, d]
+        mean = functional.scaled_dot_product_attention(query, key, value)
+        return self.output(mean.reshape(rows, -1))  # [rows, heads · d]
 
 
 def is_standard(block: nn.Module) -> bool:
@@ -366,8 +355,7 @@ class FastBlocks:
     """The blocks of a decoder, prepared for single rows; none if one of them is not standard."""
 
     def __init__(self, blocks: nn.ModuleList, rows: int) -> None:
-        standard = [block for block in blocks if isinstance(block, Block) and is_standard(block)]
-        self.blocks = [FastBlock(block, rows) for block in standard] if len(standard) == len(blocks) else []
+        self.blocks = [FastBlock(block, rows) for block in blocks] if all(map(is_standard, blocks)) else []
         parts = [part for block in blocks for part in block.modules()]
         self.hooks, self.attributes = hooks_of(parts), [vars(part) for part in parts]
 

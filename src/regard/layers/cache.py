@@ -70,9 +70,7 @@ class KeyValues:
         return self.store.narrow(3, start, new)
 
     def _views(self) -> tuple[Tensor, Tensor]:
-        """All keys and values so far, `[batch, heads, length, size]` each."""
-        if self.store is None:
-            raise RuntimeError("the cache is empty")
+        assert self.store is not None
         key, value = self.store.narrow(3, 0, self.length).unbind(1)
         return key, value
 
@@ -102,30 +100,18 @@ def update_origin(origin: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
     """The new origin `[rows]` after a selection of rows, and whether it differs from the old one.
 
     origin[i] is the first row that row i is a copy of; None before the first selection.
-
-    >>> import torch
-    >>> update_origin(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 3, 2]))
-    (tensor([0, 0, 1, 1]), False)
     """
     new = rows if origin is None else origin[rows]
     return new, origin is None or not torch.equal(new, origin)
 
 
 class FixedTensors:
-    """Tensors of a decoding state that no step changes, rows first: copied only if a selection changes their rows.
-
-    >>> import torch
-    >>> memory = FixedTensors(torch.tensor([[1.0], [2.0]])).select(torch.tensor([0, 0, 1, 1]))
-    >>> memory.select(torch.tensor([1, 1, 3, 2])) is memory
-    True
-    """
+    """Tensors of a decoding state that no step changes, rows first: copied only if a selection changes their rows."""
 
     def __init__(self, *tensors: Tensor, origin: Tensor | None = None) -> None:
-        self.tensors = tensors
-        self.origin = origin  # [rows], see `update_origin`
+        self.tensors, self.origin = tensors, origin  # the origin is [rows], see `update_origin`
 
     def select(self, rows: Tensor) -> "FixedTensors":
-        """The tensors of these rows."""
         origin, changed = update_origin(self.origin, rows)
         if not changed:
             return self

@@ -54,7 +54,6 @@ class ConvSelfAttention(nn.Module):
         return self.attend.look(query, key, mask, top)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, `[batch, heads, cells, d]` each."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.channels:

@@ -9,7 +9,7 @@ and queries, keys and values are one product with one matrix.
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,8 @@ from regard.layers.positions import Positions
 from regard.masks import Mask, both, causal, parts_of, shifted
 from regard.scores import Score, scaled_dot
 
-
-class Projected(NamedTuple):
-    """What attention gets: heads of queries, keys and values, and their mask."""
-
-    query: Tensor  # [batch, heads, q, d]
-    key: Tensor  # [batch, kv_heads, k, d]
-    value: Tensor  # [batch, kv_heads, k, d]
-    mask: Mask | None
+Projected = tuple[Tensor, Tensor, Tensor, Mask | None]
+"""What attention gets: query `[batch, heads, q, d]`, key and value `[batch, kv_heads, k, d]`, mask."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -132,7 +126,6 @@ class MultiHeadAttention(nn.Module):
     def _project(
         self, x: Tensor, source: Tensor | None, values: Tensor | None, mask: Mask | None, cache: KeyValues | None
     ) -> Projected:
-        """Queries, keys, values and mask of self-attention or of attention to a source."""
         check_rows("x", x, self.size, rank=3)
         if source is None and values is None:
             if not self.packed:
@@ -147,7 +140,7 @@ class MultiHeadAttention(nn.Module):
             key_values = self._project_source(x if source is None else source, values)
             if cache:
                 cache.append(*key_values)
-        return Projected(query, *key_values, mask)
+        return query, *key_values, mask
 
     def _project_self(self, x: Tensor, mask: Mask | None, cache: KeyValues | None) -> Projected:
         """Self-attention: one product, then positions, then the cache."""
@@ -160,21 +153,20 @@ class MultiHeadAttention(nn.Module):
         if cache:
             key, value = cache.append(key, value)
             mask = mask_after_cache(mask, start, x.shape[1])
-        return Projected(query, key, value, mask)
+        return query, key, value, mask
 
     def _project_source(self, source: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys and values of another input, `[batch, kv_heads, k, d]` each."""
         check_rows("source", source, self.key_size, rank=3)
+        if values is None and self.packed:
+            key, value = self._split_heads(self._linear(1, source, 3), 2 * self.kv_heads).chunk(2, dim=1)
+            return key, value
         if values is None and self.value_size != self.key_size:
             raise ValueError(
                 f"keys of size {self.key_size} and values of size {self.value_size} need a source each: give values"
             )
-        if values is not None:
-            check_rows("values", values, self.value_size, rank=3)
-        if values is None and self.packed:
-            key, value = self._split_heads(self._linear(1, source, 3), 2 * self.kv_heads).chunk(2, dim=1)
-            return key, value
         values = source if values is None else values
+        check_rows("values", values, self.value_size, rank=3)
         key, value = self._linear(1, source), self._linear(2, values)
         return self._split_heads(key, self.kv_heads), self._split_heads(value, self.kv_heads)
 
@@ -272,16 +264,15 @@ def preserved_generator() -> Iterator[None]:
 def parameter_pairs(layer: MultiHeadAttention, module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor, slice]]:
     """Our parameters, the corresponding one of torch's, and which rows of it: its one bias may be three of ours."""
     whole, size = slice(None), layer.size
-    pairs: list[tuple[Tensor, Tensor, slice]] = [(layer.output.weight, module.out_proj.weight, whole)]
     if layer.packed:
-        pairs.append((layer.input.weight, module.in_proj_weight, whole))
+        inputs = [(layer.input, module.in_proj_weight, whole)]
     else:
-        pairs.append((layer.query.weight, module.q_proj_weight, whole))
-        pairs.append((layer.key.weight, module.k_proj_weight, whole))
-        pairs.append((layer.value.weight, module.v_proj_weight, whole))
+        theirs = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+        rows = [slice(i * size, (i + 1) * size) for i in range(3)]  # of the one bias
+        inputs = list(zip((layer.query, layer.key, layer.value), theirs, rows, strict=True))
+    pairs = [(layer.output.weight, module.out_proj.weight, whole)]
+    pairs += [(linear.weight, weight, whole) for linear, weight, _ in inputs]
     if module.in_proj_bias is not None:
         pairs.append((layer.output.bias, module.out_proj.bias, whole))
-        linears = [layer.input] if layer.packed else [layer.query, layer.key, layer.value]
-        rows = [whole] if layer.packed else [slice(i * size, (i + 1) * size) for i in range(3)]
-        pairs += [(linear.bias, module.in_proj_bias, part) for linear, part in zip(linears, rows, strict=True)]
+        pairs += [(linear.bias, module.in_proj_bias, rows) for linear, _, rows in inputs]
     return pairs
