@@ -5,7 +5,6 @@ A bar inside another bar's work is a line of the same display: a second display 
 
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -42,9 +41,7 @@ class ProgressBar:
         ACTIVE.displays.append(self.bar)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         ACTIVE.displays.pop()
         if self.inner:
             self.bar.remove_task(self.task)

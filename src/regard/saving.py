@@ -69,19 +69,13 @@ def write_folder(
     with atomic_write(folder) as temporary:
         temporary.mkdir()
         write_files(temporary, config, arrays, texts, "")
-        if folder.exists():
-            remove_empty(folder)
+        if folder.exists():  # it is empty: the complete one takes its name
+            try:
+                folder.rmdir()
+            except OSError as error:  # it is the working directory, or a mount point
+                advice = f"choose a folder in it, such as {folder / 'model'}"
+                raise FileExistsError(f"{folder} cannot be replaced ({error.strerror}): {advice}") from None
     return folder
-
-
-def remove_empty(folder: Path) -> None:
-    """Remove an empty folder, so that a complete one can take its name."""
-    try:
-        folder.rmdir()
-    except OSError as error:  # it is the working directory, or a mount point
-        raise FileExistsError(
-            f"{folder} cannot be replaced ({error.strerror}): choose a folder in it, such as {folder / 'model'}"
-        ) from None
 
 
 def replace_files(folder: Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str]) -> None:

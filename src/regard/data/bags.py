@@ -155,17 +155,14 @@ def from_list(bags: Sequence[object]) -> Bags:
     if not arrays:
         raise ValueError("there must be at least one bag, got an empty list")
     for index, array in enumerate(arrays):
-        if array.ndim != 2 and array.size:
-            raise ValueError(
-                f"bag {index} must be [instances, features], got shape {list(array.shape)}: bags are {FORMS}"
-            )
+        shape = list(array.shape)
         if not array.size:
-            raise ValueError(f"bag {index} is empty, got shape {list(array.shape)}: a bag needs an instance")
-        if array.shape[1] != arrays[0].shape[1]:
-            raise ValueError(
-                "all bags must have the same number of features: bag 0 has"
-                f" {arrays[0].shape[1]}, bag {index} has {array.shape[1]}"
-            )
+            raise ValueError(f"bag {index} is empty, got shape {shape}: a bag needs an instance")
+        if array.ndim != 2:
+            raise ValueError(f"bag {index} must be [instances, features], got shape {shape}: bags are {FORMS}")
+        if shape[1] != arrays[0].shape[1]:
+            counts = f"bag 0 has {arrays[0].shape[1]}, bag {index} has {shape[1]}"
+            raise ValueError(f"all bags must have the same number of features: {counts}")
     return Bags(np.concatenate(arrays), starts_of([len(array) for array in arrays]), features=features)
 
 
@@ -175,19 +172,15 @@ def match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ...
     columns = [None if names == list(range(len(names or ()))) else names for names in columns]  # pandas' default names
     if all(names is None for names in columns):
         return bags, None
-    first = columns[0]
+    first = columns[0] or []
     for index, names in enumerate(columns):
-        if names is None or first is None:
-            same = names is first
-        else:
-            same = set(names) == set(first) and len(set(names)) == len(names)
-        if not same:
-            ours, theirs = ("no names" if some is None else quote_names(map(str, some)) for some in (first, names))
+        names = names or []
+        if set(names) != set(first) or len(set(names)) != len(names):
+            ours, theirs = (quote_names(map(str, some)) if some else "no names" for some in (first, names))
             raise ValueError(
                 "if one bag has column names, all bags must have the same, each once:"
                 f" bag 0 has {ours}, bag {index} has {theirs}"
             )
-    assert first is not None
     features = tuple(first) if all(isinstance(name, str) for name in first) else None
     return [bag[first] for bag in bags], features
 
@@ -218,9 +211,8 @@ def from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
 def from_frame(frame: "DataFrame", by: str | None) -> Bags:
     """Bags from a frame with a row for each instance, gathered by the column `by`."""
     if by is None:
-        raise ValueError(
-            f"the column that names the bags must be given; the columns are {quote_names(map(str, frame))}"
-        )
+        columns = quote_names(map(str, frame))
+        raise ValueError(f"the column that names the bags must be given; the columns are {columns}")
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise ValueError(f"the columns of a frame must have different names, got {twice[0]!r} more than once")
@@ -274,10 +266,10 @@ def check_finite(bags: Bags) -> Bags:
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(bags.instances.sum()):  # the common case, without an array of booleans
             return bags
-    finite = np.isfinite(bags.instances)
-    if finite.all():
+    wrong = np.argwhere(~np.isfinite(bags.instances))
+    if not len(wrong):
         return bags
-    row, index = np.argwhere(~finite)[0]
+    row, index = wrong[0]
     bag = int(np.searchsorted(bags.starts, row, side="right")) - 1
     feature = index if bags.features is None else repr(bags.features[index])
     value = "NaN" if np.isnan(bags.instances[row, index]) else "an infinite number"
@@ -294,8 +286,7 @@ def starts_of(sizes: ArrayLike) -> Integers:
 
 def describe_type(value: object) -> str:
     """The type of a value for a message, with its shape if it has one."""
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ + ("" if shape is None else f" of shape {list(shape)}")
+    return type(value).__name__ + (f" of shape {list(value.shape)}" if hasattr(value, "shape") else "")
 
 
 def align_targets(y: Any, bags: Bags) -> Labels:
@@ -307,15 +298,13 @@ def align_targets(y: Any, bags: Bags) -> Labels:
         raise ValueError(f"y must be [{len(bags)}], one target per bag, got shape {list(target.shape)}")
     names = bags.names if hasattr(y, "index") and hasattr(y, "iloc") else None
     complete = names is not None and set(names) <= set(y.index)
+    counts = f"y must have one target per bag, {len(bags)}, got {len(target)}"
     if len(target) == len(bags.instances) != len(bags) and not complete:
-        raise ValueError(
-            f"y must have one target per bag, {len(bags)}, got {len(target)}: one per instance. Use"
-            " frame.groupby(bag, sort=False)[target].first()"
-        )
+        raise ValueError(f"{counts}: one per instance. Use frame.groupby(bag, sort=False)[target].first()")
     if names is not None:
         return targets_by_name(y, bags)
     if len(target) != len(bags):
-        raise ValueError(f"y must have one target per bag, {len(bags)}, got {len(target)}")
+        raise ValueError(counts)
     return target
 
 
@@ -334,12 +323,7 @@ def targets_by_name(y: "Series", bags: Bags) -> Labels:
 
 
 def group_targets(target: "Series", bag: "Series") -> "Series":
-    """The target of each bag, by its name, from the targets of its rows, which must be equal.
-
-    >>> import pandas as pd
-    >>> group_targets(pd.Series(["yes", "no", "yes"]), pd.Series(["b", "a", "b"])).to_dict()
-    {'b': 'yes', 'a': 'no'}
-    """
+    """The target of each bag, by its name, from the targets of its rows, which must be equal."""
     groups = target.groupby(bag, sort=False)
     several = groups.nunique(dropna=False) > 1
     if several.any():

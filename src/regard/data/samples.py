@@ -168,11 +168,7 @@ def sample_dates(count: int, seed: int, *, held_out: bool) -> tuple[list[str], l
 
 
 def format_date(day: datetime.date, form: str) -> str:
-    """A date in one of `DATE_FORMATS`.
-
-    >>> format_date(datetime.date(1976, 7, 4), "the {day}{th} of {Month}, {year}")
-    'the 4th of July, 1976'
-    """
+    """A date in one of `DATE_FORMATS`."""
     th = "th" if 11 <= day.day <= 13 else {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th")
     names = {
         "Month": calendar.month_name[day.month],
@@ -182,22 +178,12 @@ def format_date(day: datetime.date, form: str) -> str:
     return form.format(day=day.day, month=day.month, year=day.year, th=th, **names)
 
 
-def in_circle(down: Floats, right: Floats) -> Booleans:
-    """Which points are in a circle, in coordinates from −1 to 1."""
-    return down**2 + right**2 <= 1
-
-
-def in_square(down: Floats, right: Floats) -> Booleans:
-    """Which points are in a square that looks as large as the circle."""
-    return np.maximum(np.abs(down), np.abs(right)) <= 0.9
-
-
-def in_triangle(down: Floats, right: Floats) -> Booleans:
-    """Which points are in a triangle that stands on a side."""
-    return (down <= 0.9) & (down >= 2 * np.abs(right) - 0.9)
-
-
-SHAPES = {"circle": in_circle, "square": in_square, "triangle": in_triangle}
+SHAPES: dict[str, Callable[[Floats, Floats], Booleans]] = {
+    "circle": lambda down, right: down**2 + right**2 <= 1,
+    "square": lambda down, right: np.maximum(np.abs(down), np.abs(right)) <= 0.9,
+    "triangle": lambda down, right: (down <= 0.9) & (down >= 2 * np.abs(right) - 0.9),
+}
+"""Which points (down, right) are in a shape, in coordinates from −1 to 1; all shapes look about as large."""
 
 
 class Scenes(NamedTuple):
@@ -226,11 +212,7 @@ class Scenes(NamedTuple):
 
 
 def cells_in_box(box: ArrayLike, grid: int) -> Booleans:
-    """The cells of a grid × grid whose centre is in a box; if there is none, the cell nearest to the box's centre.
-
-    >>> cells_in_box([0, 16, 32, 48], 4).astype(int).tolist()
-    [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
-    """
+    """The cells of a grid × grid whose centre is in a box; if there is none, the cell nearest to the box's centre."""
     if grid < 1:
         raise ValueError(f"grid must be at least 1 cell wide, got {grid}")
     centre = (np.arange(grid) + 0.5) * PIXELS / grid
@@ -281,7 +263,10 @@ def sample_scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str, F
     nouns: list[int] = []
     for colour, relation in zip(colours, ["", *relations], strict=True):
         size, shape = str(random.choice(list(SIZES))), str(random.choice(list(SHAPES)))
-        square = first + offset(random, first, relation) if relation else first
+        square = first
+        if relation:  # one square from the first object, or two if there is room
+            way = np.array(SIDES[relation])
+            square = first + way * (2 if is_on_board(first + 2 * way) and random.random() < 0.5 else 1)
         centre = (square + 0.5) * PIXELS / SQUARES + random.uniform(-1.5, 1.5, size=2)
         paint(canvas, shape, np.array(COLOURS[colour]) + random.uniform(-12, 12, 3), centre, SIZES[size])
         conjunction = "and" if len(boxes) == 2 else ""
@@ -296,13 +281,6 @@ def sample_scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str, F
 def is_on_board(square: NDArray[np.int64]) -> bool:
     """Whether a square (down, right) is on the board."""
     return bool(((square >= 0) & (square < SQUARES)).all())
-
-
-def offset(random: np.random.Generator, first: NDArray[np.int64], relation: str) -> NDArray[np.int64]:
-    """From the first object to the other one of a relation: one square, or two if there is room."""
-    way = np.array(SIDES[relation])
-    steps = 2 if is_on_board(first + 2 * way) and random.random() < 0.5 else 1
-    return steps * way
 
 
 def paint(canvas: Floats, shape: str, colour: Floats, centre: Floats, half: float) -> None:

@@ -166,9 +166,8 @@ class Rotary(nn.Module):
         """x `[..., length, size]`, whose first row is at position `start`, rotated."""
         check_rows("queries and keys", x, self.size)
         end = start + x.shape[-2]
-        sine, cosine = rotation_table(
-            table_length(end), self.size, self.base, self.scaling, self.interleaved, x.dtype, x.device
-        )
+        form = self.size, self.base, self.scaling, self.interleaved
+        sine, cosine = rotation_table(table_length(end), *form, x.dtype, x.device)
         # (a, b) -> (a cos - b sin, b cos + a sin): each number needs its partner in the pair.
         partner = (
             x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)  # [..., length, size / 2, 2], swapped within pairs
@@ -256,16 +255,10 @@ def angle_table(
 
 @cache_tables
 def rotation_table(
-    length: int,
-    size: int,
-    base: float,
-    scaling: Scaling | None,
-    interleaved: bool,
-    dtype: torch.dtype,
-    device: torch.device,
+    length: int, size: int, base: float, scaling: Scaling | None, interleaved: bool, *like: torch.dtype | torch.device
 ) -> tuple[Tensor, Tensor]:
     """The factors of each number's partner (±sine) and of the number itself (cosine), `[length, size]` each."""
-    sine, cosine = angle_table(length, size, base, scaling, dtype, device)
+    sine, cosine = angle_table(length, size, base, scaling, *like)
     pairs = torch.stack((-sine, sine), dim=-1), torch.stack((cosine, cosine), dim=-1)  # [length, size / 2, 2]
     # [length, size]: the two of a pair side by side, or the first of all pairs and then the second of all
     return tuple((x if interleaved else x.mT).flatten(-2) for x in pairs)  # type: ignore[return-value]

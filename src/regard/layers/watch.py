@@ -53,7 +53,11 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
     if top is not None:
         top = positive("top", top)
     modules = dict(model.named_modules())
-    names = [name for name, module in modules.items() if is_attention(module)]
+    names = [  # the attention layers: torch's, or those that hold an `Attend`
+        name
+        for name, module in modules.items()
+        if isinstance(module, nn.MultiheadAttention) or isinstance(getattr(module, "attend", None), Attend)
+    ]
     if not names:
         raise ValueError(f"{type(model).__name__} has no attention layer to watch")
     if isinstance(layers, str):
@@ -73,11 +77,6 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
                         wrapper = functools.partial(recorder.call_encoder_layer, module)
                         stack.enter_context(ENCODER_LAYER.wrap(module, wrapper))
         yield weights
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Whether a module is an attention layer: torch's, or one that holds an `Attend`."""
-    return isinstance(module, nn.MultiheadAttention) or isinstance(getattr(module, "attend", None), Attend)
 
 
 class Recorder:
@@ -206,8 +205,6 @@ class TorchClass:
                     self.kind.forward = self.forward
 
     def _make_forward(self) -> Forward:
-        """The function that replaces the class's `forward`."""
-
         def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
             call: Forward = functools.partial(self.forward, module)
             for wrapped, wrapper in self.wrappers:

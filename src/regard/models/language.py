@@ -35,8 +35,7 @@ class LanguageModel(nn.Module):
         self, embedding: Embedding, decoder: Decoder, *, context: int, read: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.embedding, self.decoder, self.read = embedding, decoder, read
-        self.context = context
+        self.embedding, self.decoder, self.read, self.context = embedding, decoder, read, context
 
     @property
     def vocabulary(self) -> int:
@@ -52,8 +51,7 @@ class LanguageModel(nn.Module):
         start = cache.length if cache else 0
         if start + tokens.shape[-1] > self.context:
             raise ValueError(f"the model's context is at most {self.context} tokens, got {start + tokens.shape[-1]}")
-        rows: Tensor = self.decoder(self.embedding(tokens, start), cache=cache)
-        return rows
+        return self.decoder(self.embedding(tokens, start), cache=cache)  # type: ignore[no-any-return]
 
     def logits(self, rows: Tensor) -> Tensor:
         """The logits of rows, `[..., vocabulary]`."""

@@ -19,7 +19,7 @@ from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, 
 from regard.layers.cache import FixedTensors
 from regard.layers.feed_forward import Activation
 from regard.layers.watch import watch
-from regard.masks import padding
+from regard.masks import Mask, padding
 
 
 class Embedding(nn.Module):
@@ -53,8 +53,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, size)
         self.segment = nn.Embedding(types, size) if types else None
-        self.positions, self.norm, self.dropout = positions, norm, Dropout(dropout)
-        self.scale = scale
+        self.positions, self.norm, self.dropout, self.scale = positions, norm, Dropout(dropout), scale
 
     @property
     def vocabulary(self) -> int:
@@ -88,13 +87,15 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
             raise ValueError(f"tokens must be at least 0 and below {vocabulary}, the vocabulary, got {wrong}")
 
 
-def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
-    """Raise unless there is a length for each sequence, at most the length of the tokens `[batch, length]`."""
+def padding_mask(lengths: Tensor, tokens: Tensor) -> Mask:
+    """`padding` for tokens `[batch, length]`, of which no sequence may be longer."""
+    mask = padding(lengths)
     if lengths.shape != tokens.shape[:1]:
         raise ValueError(f"lengths must be [{len(tokens)}], one for each sequence, got shape {list(lengths.shape)}")
     if lengths.numel() and not lengths.is_cuda and int(lengths.max()) > tokens.shape[1]:
         longest = int(lengths.max())
         raise ValueError(f"lengths must be at most {tokens.shape[1]}, the length of the tokens, got {longest}")
+    return mask
 
 
 class TransformerState(NamedTuple):
@@ -128,9 +129,7 @@ class Transformer(nn.Module):
         read: nn.Linear | None = None,
     ) -> None:
         super().__init__()
-        self.source, self.target = source, target
-        self.encoder, self.decoder = encoder, decoder
-        self.read = read
+        self.source, self.target, self.encoder, self.decoder, self.read = source, target, encoder, decoder, read
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The logits of what follows each token of `target` `[batch, length]`: `[batch, length, vocabulary]`."""
@@ -142,16 +141,14 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The memory `[batch, length, size]` of source tokens `[batch, length]`."""
-        rows, mask = self.source(source), padding(lengths)
-        check_lengths(lengths, source)
-        memory: Tensor = self.encoder(rows, mask=mask)
-        return memory
+        rows = self.source(source)
+        return self.encoder(rows, mask=padding_mask(lengths, source))  # type: ignore[no-any-return]
 
     def decode(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
         """The decoder's output `[batch, length, size]` for a memory."""
         start = cache.length if cache else 0
-        rows: Tensor = self.decoder(self.target(target, start), memory, memory_mask=padding(lengths), cache=cache)
-        return rows
+        rows = self.target(target, start)
+        return self.decoder(rows, memory, memory_mask=padding(lengths), cache=cache)  # type: ignore[no-any-return]
 
     def logits(self, rows: Tensor) -> Tensor:
         """The logits of rows, `[..., vocabulary]`."""
@@ -198,13 +195,9 @@ class TextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """tokens `[batch, length]` and lengths `[batch]`, default: no padding; gives `[batch, length, size]`."""
-        rows: Tensor = self.embedding(tokens, types=types)
-        mask = None
-        if lengths is not None:
-            mask = padding(lengths)
-            check_lengths(lengths, tokens)
-        output: Tensor = self.encoder(rows, mask=mask)
-        return output
+        rows = self.embedding(tokens, types=types)
+        mask = None if lengths is None else padding_mask(lengths, tokens)
+        return self.encoder(rows, mask=mask)  # type: ignore[no-any-return]
 
 
 def transformer(

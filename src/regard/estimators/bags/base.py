@@ -88,12 +88,11 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """A fitted model as a JSON object and arrays."""
-        names = getattr(self, "feature_names_in_", None)
         config = {
             "estimator": type(self).__name__,
             "settings": saved_settings(self) | self.structure_,
             "features": self.n_features_in_,
-            "names": None if names is None else list(names),
+            "names": list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None,
             "target": self._target_state(),
         }
         scale = {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
@@ -160,7 +159,6 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
         return fit_scale(instances, None, "standard" if self.standardise else None)
 
     def _scaled(self, bags: Bags) -> Bags:
-        """Bags with scaled features."""
         return bags.with_instances(self.scale_(bags.instances))
 
     def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
@@ -199,9 +197,8 @@ class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ign
     def predict_proba(self, X: object) -> Floats:  # noqa: N803
         """The probability of each class, [B, classes]."""
         logit = self.decision_function(X)
-        return np.asarray(
-            softmax(logit, axis=1) if logit.ndim == 2 else np.stack([expit(-logit), expit(logit)], axis=1)
-        )
+        two = logit.ndim == 1
+        return np.asarray(np.stack([expit(-logit), expit(logit)], axis=1) if two else softmax(logit, axis=1))
 
     def predict(self, X: object) -> Labels:  # noqa: N803
         """The most probable class, [B]."""

@@ -20,7 +20,7 @@ from regard.data.bags import Bags, Floats, Integers
 from regard.data.columns import Scale
 from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
 from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
-from regard.estimators.bags.training import Architecture, Examples, Loss, Schedule, make_network, train_network
+from regard.estimators.bags.training import Loss, Schedule, make_network, train_network
 from regard.estimators.common import all_or_nothing
 from regard.estimators.settings import Seeded, seed_of, setting, with_settings
 from regard.models.bag import BagModel
@@ -71,15 +71,16 @@ class NetworkOverBags(NetworkSettings, OverBags):
             seed=seed_of(self.random_state),
         )
         self.network_, self.history_ = train_network(
-            lambda: make_network(self._architecture(), self.n_features_in_, outputs),
-            Examples(scaled, target, weight, strata),
+            lambda: self._make_network(outputs),
+            scaled,
+            (target, weight, strata),
             loss,
             schedule,
             Monitor(type(self).__name__, self.verbose),
         )
 
-    def _architecture(self) -> Architecture:
-        return Architecture(self.attention, self.hidden_size, self.heads, self.dropout)
+    def _make_network(self, outputs: int) -> BagModel:
+        return make_network(self.attention, self.hidden_size, self.heads, self.dropout, self.n_features_in_, outputs)
 
     def _check_settings(self) -> None:
         if self.attention == "gated" and self.hidden_size is None:
@@ -88,7 +89,6 @@ class NetworkOverBags(NetworkSettings, OverBags):
             raise ValueError(f"heads must be 1 for attention={self.attention!r}, got {self.heads}")
 
     def _tensors(self, bags: Bags) -> tuple[Tensor, Tensor, int]:
-        """Bags as the network takes them."""
         return torch.from_numpy(self.scale_(bags.instances)), torch.from_numpy(bags.bag_index), len(bags)
 
     def _outputs(self, bags: Bags) -> Floats:
@@ -104,12 +104,9 @@ class NetworkOverBags(NetworkSettings, OverBags):
         return {f"network.{name}": tensor.numpy() for name, tensor in self.network_.state_dict().items()}
 
     def _restore(self, arrays: Arrays) -> None:
-        state = {
-            name.removeprefix("network."): torch.as_tensor(array)
-            for name, array in arrays.items()
-            if name.startswith("network.")
-        }
-        network = make_network(self._architecture(), self.n_features_in_, len(state["read.bias"])).double()
+        named = {name.partition("network.")[2]: torch.as_tensor(array) for name, array in arrays.items()}
+        state = {name: tensor for name, tensor in named.items() if name}
+        network = self._make_network(len(state["read.bias"])).double()
         network.load_state_dict(state)
         self.network_ = network.eval().requires_grad_(False)
 
@@ -217,7 +214,6 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
 
     @property
     def _is_linear(self) -> bool:
-        """Whether the fitted model is linear attention."""
         return bool(self.structure_["attention"] == "linear")
 
     def _outputs(self, bags: Bags) -> Floats:

@@ -196,11 +196,8 @@ class FlatRegressor(FlatModel, RegressorOverBags):
 
 def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
     """A scale under which a quadratic form stays one: features are divided, not centred."""
-    centre = np.zeros(instances.shape[1])
-    if not standardise:
-        return Scale(centre, np.ones(instances.shape[1]))
-    size = np.sqrt(np.mean(np.square(instances), axis=0))
-    return Scale(centre, np.where(size > 0, size, 1.0))
+    size = np.sqrt(np.mean(np.square(instances), axis=0)) if standardise else np.ones(instances.shape[1])
+    return Scale(np.zeros_like(size), np.where(size > 0, size, 1.0))
 
 
 def quadratic(bags: Bags, weight: Floats) -> Floats:
@@ -264,8 +261,7 @@ def solver_for(bags: Bags) -> Solver:
 
 def ridge(bags: Bags, y: Floats, alpha: float | None, solver: Solver | None = None) -> Floats:
     """W with the smallest squared error plus α‖W‖²_F, [d, d]; None: the alpha with the best leave-one-out error."""
-    solver = solver or solver_for(bags)
-    return (primal if solver == "primal" else dual)(bags, y - y.mean(), alpha)
+    return (primal if (solver or solver_for(bags)) == "primal" else dual)(bags, y - y.mean(), alpha)
 
 
 def primal(bags: Bags, y: Floats, alpha: float | None) -> Floats:
@@ -293,10 +289,7 @@ def dual(bags: Bags, y: Floats, alpha: float | None) -> Floats:
 
 
 def best_alpha(value: Floats, vector: Floats, y: Floats) -> float:
-    """The alpha with the smallest leave-one-out error on a grid of 25.
-
-    value, vector   squared singular values [r] of the centred products, and their left vectors [bags, r]
-    """
+    """The alpha with the smallest leave-one-out error, from squared singular values [r] and left vectors [bags, r]."""
     largest = float(value.max(initial=0.0))
     scale = largest if largest > 1e-200 else 1.0  # if all products are 0, any alpha is as good
     grid = scale * 10.0 ** np.linspace(-10, 2, 25)
@@ -311,13 +304,7 @@ def leave_one_out(value: Floats, vector: Floats, y: Floats, alpha: float) -> Flo
 
 
 def pair_of(weight: Floats) -> tuple[Floats, Floats]:
-    """The u and v whose (uvᵀ + vuᵀ)/2 has the largest positive and the most negative eigenvalue of W.
-
-    >>> import numpy as np
-    >>> u, v = pair_of(np.array([[0.0, 0.5], [0.5, 0.0]]))
-    >>> np.round(np.abs(np.outer(u, v)).sum(), 12)
-    np.float64(1.0)
-    """
+    """The u and v whose (uvᵀ + vuᵀ)/2 has the largest positive and the most negative eigenvalue of W."""
     value, vector = np.linalg.eigh(weight)
     smallest = SMALLEST_EIGENVALUE * (max(value[-1], -value[0]) or 1.0)
     positive = math.sqrt(max(value[-1], smallest)) * vector[:, -1]

@@ -19,24 +19,8 @@ from regard.training import History, Monitor, Recipe, train
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [count, outputs] and targets [count] to the loss of each bag, [count]."""
-
-
-class Architecture(NamedTuple):
-    """What determines the parameters of a network."""
-
-    attention: str  # "softmax", "gated", "mean" or "max"
-    hidden_size: int | None  # None: no embedding
-    heads: int
-    dropout: float
-
-
-class Examples(NamedTuple):
-    """The training data of a network."""
-
-    bags: Bags  # scaled, float32
-    target: Tensor  # [B]
-    weight: Tensor  # [B]
-    strata: Integers | None  # [B] classes, of which the validation bags should have the same fractions
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Some bags as the network takes them: instances [n, d], the bag of each [n], targets and weights [count]."""
 
 
 class Schedule(NamedTuple):
@@ -51,18 +35,10 @@ class Schedule(NamedTuple):
     seed: int
 
 
-class Batch(NamedTuple):
-    """Some bags as the network takes them."""
-
-    instance: Tensor  # [n, d]
-    bag: Tensor  # [n]
-    target: Tensor  # [count]
-    weight: Tensor  # [count]
-
-
-def make_network(architecture: Architecture, features: int, outputs: int) -> BagModel:
-    """A network with new parameters."""
-    attention, hidden, heads, dropout = architecture
+def make_network(
+    attention: str, hidden: int | None, heads: int, dropout: float, features: int, outputs: int
+) -> BagModel:
+    """A network with new parameters; with hidden=None it has no embedding."""
     size = features if hidden is None else hidden
     embed: nn.Module = nn.Identity()
     if hidden is not None:
@@ -77,20 +53,29 @@ def make_network(architecture: Architecture, features: int, outputs: int) -> Bag
 
 
 def train_network(
-    make: Callable[[], BagModel], examples: Examples, loss: Loss, schedule: Schedule, monitor: Monitor
+    make: Callable[[], BagModel],
+    bags: Bags,
+    examples: tuple[Tensor, Tensor, Integers | None],
+    loss: Loss,
+    schedule: Schedule,
+    monitor: Monitor,
 ) -> tuple[BagModel, History]:
-    """A trained network in float64, and the history of its training."""
-    bags, target, weight, strata = examples
+    """A trained network in float64, and the history of its training.
+
+    bags        scaled, in float32
+    examples    target [B], weight [B], and classes [B] of which the validation bags should have the same fractions
+    """
+    target, weight, strata = examples
     training, validation = split(len(bags), strata, schedule.validation_fraction, schedule.seed)
     mean_weight = weight.mean()
 
     def batch_of(chosen: Integers) -> Batch:
         some = bags.take(chosen)
-        return Batch(torch.from_numpy(some.instances), torch.from_numpy(some.bag_index), target[chosen], weight[chosen])
+        return torch.from_numpy(some.instances), torch.from_numpy(some.bag_index), target[chosen], weight[chosen]
 
     def batch_loss(batch: Batch) -> Tensor:
-        each = loss(network(batch.instance, batch.bag, len(batch.target)), batch.target)
-        return (each * batch.weight).mean() / mean_weight
+        instance, bag, y, each_weight = batch
+        return (loss(network(instance, bag, len(y)), y) * each_weight).mean() / mean_weight
 
     random = np.random.default_rng(schedule.seed)
     size = schedule.batch_size or len(training)

@@ -5,9 +5,8 @@ queries, keys and values, they are stacked in the order of the table. Shapes fol
 shape raises an error, and so does one that is missing or left over.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,7 +55,7 @@ class Architecture(NamedTuple):
 
     def load(self, settings: Settings, weights: Weights) -> Model:
         """The model with its weights, in evaluation mode."""
-        with uninitialised():
+        with torch.device("meta"), SkipInit():  # shapes, but neither memory nor values
             model = self.build(settings)
         state: dict[str, Tensor] = {}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -67,7 +66,9 @@ class Architecture(NamedTuple):
             if module.startswith(self.transposed) and len(shape) == 2:
                 state[name] = weights.take(f"{parts[0]}.{kind}", *shape[::-1]).t().contiguous()
             else:
-                rows = stacked_rows(model, module, len(parts), shape[0])
+                attention = model.get_submodule(module.rpartition(".")[0])
+                queries = len(parts) > 1 and isinstance(attention, MultiHeadAttention)  # and keys and values
+                rows = attention.rows if queries else [shape[0] // len(parts)] * len(parts)
                 every = [weights.take(f"{part}.{kind}", n, *shape[1:]) for part, n in zip(parts, rows, strict=True)]
                 state[name] = torch.cat(every) if len(every) > 1 else every[0]
         state |= weights.take_output(tied, state["embedding.token.weight"])
@@ -81,14 +82,6 @@ class Architecture(NamedTuple):
         names = self.names[re.sub(r"\.\d+\.", ".*.", module)]
         names = (names,) if isinstance(names, str) else names
         return tuple(name.replace("*", number[1]) for name in names) if number else names
-
-
-def stacked_rows(model: nn.Module, module: str, parts: int, rows: int) -> Sequence[int]:
-    """The number of rows of each part of a stacked matrix: those of queries, keys and values, or equal ones."""
-    parent = model.get_submodule(module.rpartition(".")[0])
-    if parts > 1 and isinstance(parent, MultiHeadAttention):
-        return parent.rows
-    return [rows // parts] * parts
 
 
 class SkipInit(TorchFunctionMode):
@@ -105,13 +98,6 @@ class SkipInit(TorchFunctionMode):
         if getattr(function, "__module__", None) == nn.init.__name__:
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return function(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def uninitialised() -> Iterator[None]:
-    """Modules made here have shapes, but neither memory nor values."""
-    with torch.device("meta"), SkipInit():
-        yield
 
 
 def gpt2(settings: Settings) -> LanguageModel:

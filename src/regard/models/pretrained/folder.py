@@ -5,7 +5,7 @@ r"""A model folder in Hugging Face's layout: `config.json`, and weights in safet
 
     with open_weights(folder, prefix="model.") as weights:
         weights.take("norm.weight", 64)              float32, of this shape, or an error with its name
-        weights.check_rest(r"rotary_emb\.inv_freq$")     raises if other weights are left
+        weights.check_rest(r"rotary_emb\.inv_freq$") raises if other weights are left
 
 Nothing is ever unpickled.
 """
@@ -13,7 +13,7 @@ Nothing is ever unpickled.
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -36,8 +36,8 @@ T = TypeVar("T")
 class Settings(NamedTuple):
     """The content of a `config.json`. A setting that is null counts as absent.
 
-    Each setting is read by name, with its default. A value that is wrong or not supported raises an error with the
-    file, the setting and the value.
+    Each setting is read by name, with its default; without a default it must be there. A value that is wrong or not
+    supported raises an error with the file, the setting and the value.
     """
 
     path: Path
@@ -52,13 +52,11 @@ class Settings(NamedTuple):
         return cls(path, read_json(path))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; without a default it must be there."""
         value = self._required(name, default)
         with self.name_file():
             return positive(name, value)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number; without a default it must be there."""
         value = self._required(name, default)
         if not is_number(value) or not value > 0:
             raise ValueError(f"{self.path}: {name} must be a positive number, got {value!r}")
@@ -71,32 +69,27 @@ class Settings(NamedTuple):
         return value
 
     def dropout(self, name: str, default: float) -> float:
-        """A number between 0 and 1."""
         with self.name_file():
             return fraction(name, self.get(name, default))
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise ValueError(f"{self.path}: {name} must be true or false, got {value!r}")
         return value
 
     def choice(self, name: str, default: str | None, known: Mapping[str, T]) -> T:
-        """The entry of `known` for the word in the file."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
             raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {list_names(known)}")
         return known[value]
 
     def require(self, name: str, supported: object) -> None:
-        """Raise unless a setting is absent, or has the one supported value."""
         value = self.get(name, supported)
         if value != supported:
             raise ValueError(f"{self.path}: {name} {value!r} is not supported, only {supported!r}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value, or the default if it is absent."""
         value = self.values.get(name)
         return default if value is None else value
 
@@ -110,15 +103,10 @@ class Settings(NamedTuple):
 
 
 class Weights:
-    """The weights of a model; each is taken once, by name.
-
-    path      the folder or file, for error messages
-    prefix    comes before the names if the model was saved with a head, such as "model."
-    tensors   for each name, a function that reads the tensor
-    """
+    """The weights of a model; each is taken once, by name. `tensors` are functions that read them."""
 
     def __init__(self, path: Path, prefix: str, tensors: Mapping[str, Callable[[], Tensor]]) -> None:
-        self.path, self.prefix = path, prefix
+        self.path, self.prefix = path, prefix  # "model." comes before the names if the model was saved with a head
         self.rest = dict(tensors)  # those that were not taken
 
     def find(self, name: str) -> str | None:
@@ -210,8 +198,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def list_names(names: Iterable[str], limit: int = 5) -> str:
+def list_names(names: Collection[str], limit: int = 5) -> str:
     """The first names, for an error message."""
-    every = list(names)
-    more = f" and {len(every) - limit} more" if len(every) > limit else ""
-    return ", ".join(map(repr, every[:limit])) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(repr, list(names)[:limit])) + more
