@@ -13,11 +13,7 @@ GLOBAL_HOOKS: list[Sized] = [getattr(module, "_global" + name) for name in HOOKS
 
 
 def positive(name: str, number: object) -> int:
-    """The number as an int. It must be a positive whole number; NumPy's and torch's integers will do.
-
-    >>> positive("size", 3)
-    3
-    """
+    """The number as an int. It must be a positive whole number; NumPy's and torch's integers will do."""
     if not is_count(number):
         raise ValueError(f"{name} must be a positive whole number, got {number!r}")
     return operator.index(cast(SupportsIndex, number))
@@ -37,11 +33,7 @@ def is_number(value: object) -> bool:
 
 
 def fraction(name: str, number: float) -> float:
-    """The number as a float. It must be between 0 and 1.
-
-    >>> fraction("dropout", 0.5)
-    0.5
-    """
+    """The number as a float. It must be between 0 and 1."""
     if not is_number(number) or not 0 <= number <= 1:
         raise ValueError(f"{name} must be a number between 0 and 1, got {number!r}")
     return float(number)
@@ -63,8 +55,6 @@ def hooks_of(layers: Iterable[nn.Module]) -> list[Sized]:
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Whether a layer is torch's own `nn.Linear` without hooks, so that its weights may be used without calling it.
-
-    An adapter in its place, a parametrized weight or a hook takes effect only if the layer is called.
-    """
+    """Whether a layer is torch's own `nn.Linear` without hooks, so that its weights may be used without calling it."""
+    # An adapter in its place, a parametrized weight or a hook takes effect only if the layer is called.
     return type(layer) is nn.Linear and not any(hooks_of([layer])) and "forward" not in vars(layer)

@@ -25,14 +25,6 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     A symbolic link stays: the file it points to is replaced.
 
     sync    whether to wait until a file is on disk before it is renamed: a power failure leaves no empty file
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "notes.txt"
-    ...     with atomic_write(path) as temporary:
-    ...         _ = temporary.write_text("done")
-    ...     path.read_text(), len(list(path.parent.iterdir()))
-    ('done', 1)
     """
     path = path.resolve() if path.is_symlink() else path
     remove_leftovers(path.parent, path.name)

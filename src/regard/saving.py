@@ -97,22 +97,17 @@ def write_files(
     """Write all files of a model, the config last; returns the names of the others, which have the suffix."""
     text_names = {name: f"{name}{suffix}.json" for name in texts}
     array_name = f"model{suffix}.safetensors"
-    write_arrays(folder / array_name, arrays)
+    with atomic_write(folder / array_name) as temporary:
+        if any(isinstance(array, Tensor) for array in arrays.values()):  # tensors keep their type
+            copies = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
+            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copies.items()}, temporary)
+        else:
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary)
     for name, text in texts.items():
         write_text(folder / text_names[name], text)
     whole = {"format": FORMAT, "arrays": array_name, **({"texts": text_names} if text_names else {}), **config}
     write_text(folder / CONFIG, json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return {array_name, *text_names.values()}
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays to a file, atomically; tensors keep their type."""
-    with atomic_write(path) as temporary:
-        if any(isinstance(array, Tensor) for array in arrays.values()):
-            copies = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
-            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copies.items()}, temporary)
-        else:
-            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary)
 
 
 def read_arrays(path: Path) -> Mapping[str, Array]:

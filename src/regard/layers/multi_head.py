@@ -152,7 +152,9 @@ class MultiHeadAttention(nn.Module):
         query, key = torch.split(query_key, [self.heads, self.kv_heads], dim=1)
         if cache:
             key, value = cache.append(key, value)
-            mask = mask_after_cache(mask, start, x.shape[1])
+            # Masks count from the first cached key. A single query needs no causal mask: it is the last.
+            parts = [shifted(part, start) for part in parts_of(mask) if x.shape[1] > 1 or part is not causal]
+            mask = functools.reduce(both, parts) if parts else None  # type: ignore[arg-type]
         return query, key, value, mask
 
     def _project_source(self, source: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -246,12 +248,6 @@ class MultiHeadAttention(nn.Module):
                 theirs[rows].copy_(ours)
             theirs.requires_grad_(theirs.requires_grad or ours.requires_grad)
         return module.train(self.training)
-
-
-def mask_after_cache(mask: Mask | None, start: int, queries: int) -> Mask | None:
-    """The mask of queries that follow `start` cached keys. A single query needs no causal mask: it is the last."""
-    parts = [shifted(part, start) for part in parts_of(mask) if queries > 1 or part is not causal]
-    return functools.reduce(both, parts) if parts else None  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -192,9 +192,17 @@ class TorchClass:
     def wrap_class(self, module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
         """Wrap the class's own `forward` in the calls for this module."""
         entry = module, wrapper
+
+        def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
+            call: Forward = functools.partial(self.forward, module)
+            for wrapped, wrapper in self.wrappers:
+                if wrapped is module:
+                    call = functools.partial(wrapper, call)
+            return call(*args, **kwargs)
+
         with self.lock:
             if not self.wrappers:
-                self.forward, self.kind.forward = self.kind.forward, self._make_forward()
+                self.forward, self.kind.forward = self.kind.forward, forward
             self.wrappers = [*self.wrappers, entry]
         try:
             yield
@@ -203,16 +211,6 @@ class TorchClass:
                 self.wrappers = [other for other in self.wrappers if other is not entry]
                 if not self.wrappers:
                     self.kind.forward = self.forward
-
-    def _make_forward(self) -> Forward:
-        def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
-            call: Forward = functools.partial(self.forward, module)
-            for wrapped, wrapper in self.wrappers:
-                if wrapped is module:
-                    call = functools.partial(wrapper, call)
-            return call(*args, **kwargs)
-
-        return forward
 
     def wrap(self, module: nn.Module, wrapper: Wrapper) -> contextlib.AbstractContextManager[None]:
         """Wrap the class's `forward` for this module, even if the module's class overrides it and calls it."""

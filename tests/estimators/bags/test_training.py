@@ -60,7 +60,7 @@ def test_settings_reach_the_training_loop(monkeypatch):
 
     def recorded(network, batches, loss, recipe, **settings):
         given.update(vars(recipe), progress=settings["monitor"].progress)
-        given.update(orders=[[batch.target.tolist() for batch in batches(epoch)] for epoch in range(2)])
+        given.update(orders=[[target.tolist() for _, _, target, _ in batches(epoch)] for epoch in range(2)])
         return train(network, batches, loss, recipe, **settings)
 
     train = training.train

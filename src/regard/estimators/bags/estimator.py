@@ -9,6 +9,7 @@ score as its weight, ŷ = b + Σᵢ (vᵀxᵢ)(uᵀxᵢ).
 The evidence of a prediction is the weight αᵢ of each instance and its contribution αᵢ uᵀhᵢ to each output.
 """
 
+from functools import partial
 from typing import Literal, Self
 
 import numpy as np
@@ -139,10 +140,8 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
         """Learn from bags and one label for each."""
         bags, index = self._read_classes(X, y)
         weight = torch.from_numpy(self._class_weights(index)[index]).float()
-        if len(self.classes_) == 2:
-            self._train(bags, torch.from_numpy(index).float(), weight, logistic, index)
-        else:
-            self._train(bags, torch.from_numpy(index), weight, cross_entropy, index)
+        target, two = torch.from_numpy(index), len(self.classes_) == 2
+        self._train(bags, target.float() if two else target, weight, logistic if two else cross_entropy, index)
         return self
 
 
@@ -245,9 +244,8 @@ def logistic(output: Tensor, target: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """The log loss of one logit per class."""
-    return functional.cross_entropy(output, target, reduction="none")
+cross_entropy = partial(functional.cross_entropy, reduction="none")
+"""The log loss of one logit per class."""
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
