@@ -203,25 +203,27 @@ class Scenes(NamedTuple):
     nouns: list[list[int]]  # for each object the index of the word that names its shape
 
     def cells(self, scene: int, word: int, grid: int) -> Booleans:
-        """Where the object is that a word names: [grid, grid], true for cells whose centre is in the object's box.
-
-        If there is none, it is the cell nearest to the centre of the box.
-        """
+        """Where the object is that a word names: [grid, grid], true for cells whose centre is in the object's box."""
         if word not in self.nouns[scene]:
             words = self.captions[scene].split()
             named = ", ".join(f"{index} ({words[index]})" for index in self.nouns[scene])
             raise ValueError(f"word {word} of scene {scene} names no object; the words that do are {named}")
-        if grid < 1:
-            raise ValueError(f"grid must be at least 1 cell wide, got {grid}")
-        centre = (np.arange(grid) + 0.5) * PIXELS / grid
+        return cells_in_box(self.boxes[scene][self.nouns[scene].index(word)], grid)
 
-        def within(low: float, high: float) -> Booleans:
-            inside = (centre >= low) & (centre <= high)
-            nearest = np.arange(grid) == np.abs(centre - (low + high) / 2).argmin()
-            return inside if inside.any() else nearest
 
-        left, top, right, bottom = self.boxes[scene][self.nouns[scene].index(word)]
-        return within(top, bottom)[:, None] & within(left, right)[None, :]
+def cells_in_box(box: ArrayLike, grid: int) -> Booleans:
+    """The cells of a grid × grid whose centre is in a box; if there is none, the cell nearest to the box's centre."""
+    if grid < 1:
+        raise ValueError(f"grid must be at least 1 cell wide, got {grid}")
+    centre = (np.arange(grid) + 0.5) * PIXELS / grid
+
+    def within(low: float, high: float) -> Booleans:
+        inside = (centre >= low) & (centre <= high)
+        nearest = np.arange(grid) == np.abs(centre - (low + high) / 2).argmin()
+        return inside if inside.any() else nearest
+
+    left, top, right, bottom = np.asarray(box, dtype=np.float64)
+    return within(top, bottom)[:, None] & within(left, right)[None, :]
 
 
 def scenes(count: int, seed: int = 0) -> Scenes:
