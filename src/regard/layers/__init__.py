@@ -13,10 +13,9 @@
 Every attention layer has `look`, which returns its weights. No layer stores anything between calls.
 """
 
-from regard.layers.attention import Attend, Attention, SelfAttention
+from regard.layers.attention import Attend, Attention, ConvSelfAttention, SelfAttention
 from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
-from regard.layers.conv import ConvSelfAttention
 from regard.layers.feed_forward import Dropout, FeedForward, GatedActivation, gelu_tanh, swiglu
 from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.positions import Alibi, LearnedPositions, Positions, Rotary, RotaryScaling, Sinusoidal

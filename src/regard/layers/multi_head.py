@@ -6,9 +6,7 @@ x `[batch, q, size]` gives the queries, s `[batch, k, key_size]` the keys and va
 and queries, keys and values are one product with one matrix.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -204,7 +202,8 @@ class MultiHeadAttention(nn.Module):
         unsupported += ["add_zero_attn"] if module.add_zero_attn else []
         if unsupported:
             raise ValueError(f"MultiHeadAttention does not support {' and '.join(unsupported)}")
-        with preserved_generator():
+        # Weights are overwritten at once: making them must not advance torch's random generator.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             layer = cls(
                 module.embed_dim,
                 module.num_heads,
@@ -232,7 +231,7 @@ class MultiHeadAttention(nn.Module):
         unsupported = [reason for reason, holds in reasons.items() if holds]
         if unsupported:
             raise ValueError(f"nn.MultiheadAttention does not support {', '.join(unsupported)}")
-        with preserved_generator():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             module = nn.MultiheadAttention(
                 self.size,
                 self.heads,
@@ -248,13 +247,6 @@ class MultiHeadAttention(nn.Module):
                 theirs[rows].copy_(ours)
             theirs.requires_grad_(theirs.requires_grad or ours.requires_grad)
         return module.train(self.training)
-
-
-@contextlib.contextmanager
-def preserved_generator() -> Iterator[None]:
-    """Make modules on the CPU without advancing torch's random generator: their weights are overwritten at once."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        yield
 
 
 def parameter_pairs(layer: MultiHeadAttention, module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor, slice]]:

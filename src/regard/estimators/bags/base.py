@@ -67,6 +67,7 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
     scale_: Scale
     targets_: list[str]
+    classes_: Labels  # of a classifier
     structure_: dict[str, Any]  # the settings that the learned arrays depend on, as they were in `fit`
 
     def __sklearn_tags__(self) -> "Tags":
@@ -88,12 +89,17 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """A fitted model as a JSON object and arrays."""
+        settings = saved_settings(self) | self.structure_
+        weights = getattr(self, "class_weight", None)
+        if isinstance(weights, dict):  # saved as pairs: JSON would make text of the keys
+            settings["class_weight"] = [[to_json(label), to_json(weight)] for label, weight in weights.items()]
+        classes = saved_classes(self.classes_) if hasattr(self, "classes_") else {}
         config = {
             "estimator": type(self).__name__,
-            "settings": saved_settings(self) | self.structure_,
+            "settings": settings,
             "features": self.n_features_in_,
             "names": list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None,
-            "target": self._target_state(),
+            "target": {"names": self.targets_} | classes,
         }
         scale = {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
         return config, scale | self._arrays()
@@ -101,13 +107,18 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: Arrays) -> Self:
         """The model of a `state`."""
-        model = cls(**config["settings"])
+        settings, target = dict(config["settings"]), config["target"]
+        if isinstance(settings.get("class_weight"), list):
+            settings["class_weight"] = dict(settings["class_weight"])
+        model = cls(**settings)
         model.n_features_in_ = config["features"]
         model.structure_ = model._structure()
         if config["names"] is not None:
             model.feature_names_in_ = np.array(config["names"], dtype=object)
         model.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"])
-        model._restore_target(config["target"])
+        model.targets_ = target["names"]
+        if "classes" in target:
+            model.classes_ = restored_classes(target)
         model._restore(arrays)
         return model
 
@@ -169,12 +180,6 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
         """The outputs of bags, [B, outputs]."""
         raise NotImplementedError
 
-    def _target_state(self) -> dict[str, Any]:
-        return {"names": self.targets_}
-
-    def _restore_target(self, state: dict[str, Any]) -> None:
-        self.targets_ = state["names"]
-
     def _arrays(self) -> Arrays:
         """The learned arrays, by name."""
         raise NotImplementedError
@@ -186,8 +191,6 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
 
 class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ignore[misc]
     """One class per bag. With two classes there is one output, the logit of the second; with more, one per class."""
-
-    classes_: Labels
 
     def decision_function(self, X: object) -> Floats:  # noqa: N803
         """The logits, [B, classes]; with two classes the logit of the second, [B]."""
@@ -211,20 +214,6 @@ class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ign
         bags = self._read(X)
         return float(super().score(bags, align_targets(y, bags), sample_weight))
 
-    def state(self) -> tuple[dict[str, Any], Arrays]:
-        config, arrays = super().state()
-        if isinstance(self.class_weight, dict):  # saved as pairs: JSON would make text of the keys
-            pairs = [[to_json(label), to_json(weight)] for label, weight in self.class_weight.items()]
-            config["settings"]["class_weight"] = pairs
-        return config, arrays
-
-    @classmethod
-    def from_state(cls, config: dict[str, Any], arrays: Arrays) -> Self:
-        settings = dict(config["settings"])
-        if isinstance(settings["class_weight"], list):
-            settings["class_weight"] = dict(settings["class_weight"])
-        return super().from_state({**config, "settings": settings}, arrays)
-
     def _read_classes(self, X: object, y: object) -> tuple[Bags, Integers]:  # noqa: N803
         """Training bags, and the index of each bag's class in `classes_`."""
         bags, target = self._read_training(X, y)
@@ -243,13 +232,6 @@ class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ign
         if not (weight >= 0).all() or not 0 < weight[index].sum() < np.inf:
             raise ValueError(f"class_weight must be at least 0, and not 0 for all, got {self.class_weight!r}")
         return np.asarray(weight)
-
-    def _target_state(self) -> dict[str, Any]:
-        return {**super()._target_state(), **saved_classes(self.classes_)}
-
-    def _restore_target(self, state: dict[str, Any]) -> None:
-        super()._restore_target(state)
-        self.classes_ = restored_classes(state)
 
 
 class RegressorOverBags(RegressorMixin, OverBags):  # type: ignore[misc]
