@@ -38,11 +38,7 @@ UNUSED = "rotary_emb"  # cosines and sines, which we compute
 
 def read_model(path: Path) -> LanguageModel | TextEncoder:
     """The language model of a llama2.c file."""
-    with path.open("rb") as file:
-        header = file.read(HEADER.size)
-    check_header(path, header)
-    sizes = dict(zip(NAMES, HEADER.unpack(header), strict=True))
-    check_sizes(path, sizes)
+    sizes = read_sizes(path)
     offset, tensors = HEADER.size, {}
     for name, shape in stored_shapes(sizes).items():
         tensors[f"{name}.weight"] = functools.partial(read_floats, path, offset, shape)
@@ -94,8 +90,10 @@ def read_floats(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(array.reshape(shape))
 
 
-def check_header(path: Path, header: bytes) -> None:
-    """Raise unless the file may be one of version 0."""
+def read_sizes(path: Path) -> dict[str, int]:
+    """The sizes in the header of a file of version 0; they must fit each other."""
+    with path.open("rb") as file:
+        header = file.read(HEADER.size)
     if header[:2] in (b"PK", b"\x80\x02"):
         raise ValueError(
             f"{path} is a pickle, which may run any code when it is read, and is not supported. "
@@ -108,10 +106,7 @@ def check_header(path: Path, header: bytes) -> None:
         raise ValueError(
             f"{path} has llama2.c's version {version}; only version 0 is supported (export.py --version 0)"
         )
-
-
-def check_sizes(path: Path, sizes: Mapping[str, int]) -> None:
-    """Raise unless the sizes of a header fit each other."""
+    sizes = dict(zip(NAMES, HEADER.unpack(header), strict=True))
     dim, heads, kv_heads = sizes["dim"], sizes["n_heads"], sizes["n_kv_heads"]
     smallest = min(abs(size) if name == "vocab_size" else size for name, size in sizes.items())
     if smallest < 1 or dim % heads or heads % kv_heads or dim // heads % 2:
@@ -120,6 +115,7 @@ def check_sizes(path: Path, sizes: Mapping[str, int]) -> None:
             f"{path} is not a llama2.c file: numbers must be positive, n_heads divide dim into even sizes and "
             f"n_kv_heads divide n_heads; its header says {got}"
         )
+    return sizes
 
 
 class BinTokenizer:
