@@ -106,12 +106,19 @@ def update_origin(origin: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
 
 
 class FixedTensors:
-    """Tensors of a decoding state that no step changes, rows first: copied only if a selection changes their rows."""
+    """Tensors of a decoding state that no step changes, rows first: copied only if a selection changes their rows.
+
+    >>> import torch
+    >>> memory = FixedTensors(torch.tensor([[1.0], [2.0]])).select(torch.tensor([0, 0, 1, 1]))
+    >>> memory.select(torch.tensor([1, 1, 3, 2])) is memory
+    True
+    """
 
     def __init__(self, *tensors: Tensor, origin: Tensor | None = None) -> None:
         self.tensors, self.origin = tensors, origin  # the origin is [rows], see `update_origin`
 
     def select(self, rows: Tensor) -> "FixedTensors":
+        """The tensors of these rows."""
         origin, changed = update_origin(self.origin, rows)
         if not changed:
             return self
