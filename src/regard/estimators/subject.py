@@ -65,20 +65,20 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
         """New data from a file, checked."""
 
     @abstractmethod
-    def evidence(self, model: Any, inputs: Inputs, top: int) -> Evidence:
-        """What each prediction looked at."""
-
-    @abstractmethod
-    def plot(self, evidence: Any, index: int) -> "Axes":
-        """A picture of the evidence of one input."""
-
-    @abstractmethod
     def label(self, inputs: Inputs, index: int) -> str:
         """An input as a message calls it: "row 3"."""
 
     @abstractmethod
     def describe(self, model: Any, schema: Schema) -> dict[str, Any]:
         """Facts about a model, by name."""
+
+    def evidence(self, model: Any, inputs: Inputs, top: int) -> Evidence:
+        """What each prediction looked at."""
+        return model.evidence(inputs, top=top)  # type: ignore[no-any-return]
+
+    def plot(self, evidence: Any, index: int) -> "Axes":
+        """A picture of the evidence of one input."""
+        return with_matplotlib(lambda: evidence.plot(index))  # type: ignore[no-any-return]
 
     def count(self, inputs: Inputs) -> int:
         """The number of inputs, of which one can be plotted."""

@@ -13,14 +13,12 @@ from regard.data import table_checks, table_roles, tables
 from regard.data.bags import Bags, as_bags, group_targets
 from regard.data.table_roles import Schema, column_kinds
 from regard.estimators.settings import setting, with_settings
-from regard.estimators.subject import Fitted, Subject, TableOptions, make, with_matplotlib
+from regard.estimators.subject import Fitted, Subject, TableOptions, make
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from pandas import DataFrame, Series
 
     from regard.estimators.bags.base import OverBags
-    from regard.estimators.bags.evidence import BagEvidence
 
 NETWORK_ONLY = ("dropout", "learning_rate", "epochs", "batch_size", "early_stopping", "validation_fraction", "patience")
 """Settings that linear attention, which is fitted by L-BFGS, does not use."""
@@ -100,12 +98,6 @@ class BagSubject(Subject[BagTable, Schema, Bags]):
                 raise ValueError(f"--proba adds a column {clash!r}, but the table has a column of this name: rename it")
             table |= dict(zip(names, model.predict_proba(inputs).T, strict=True))
         return tables.import_pandas().DataFrame(table)
-
-    def evidence(self, model: "OverBags", inputs: Bags, top: int) -> "BagEvidence":
-        return model.evidence(inputs, top=top)
-
-    def plot(self, evidence: "BagEvidence", index: int) -> "Axes":
-        return with_matplotlib(lambda: evidence.plot(index))
 
     def label(self, inputs: Bags, index: int) -> str:
         return inputs.describe(index)

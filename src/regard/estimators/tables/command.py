@@ -1,7 +1,7 @@
 """What the command line does with a table of rows: `regard fit table`, `predict`, `evidence` and `info`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,30 +20,23 @@ from regard.data.table_roles import (
 )
 from regard.data.tables import Value, count_text, import_pandas, impute, read_table
 from regard.estimators.settings import setting, with_settings
-from regard.estimators.subject import Fitted, Subject, make, with_matplotlib
+from regard.estimators.subject import Fitted, Subject, TableOptions, make
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from pandas import DataFrame
 
     from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
-    from regard.estimators.tables.evidence import Evidence
 
     Model = NadarayaWatson | NadarayaWatsonClassifier
 
 
 @with_settings
-class TableFile:
+class TableFile(TableOptions):
     """What a model of rows learns from."""
 
-    file: Path = setting("a table with a header: .csv, .tsv or .parquet", kw_only=False)
-    target: str = setting("column to predict")
-    kind: Literal["auto", "regression", "classification"] = setting("what to predict", default="auto")
     categorical: str = setting("numeric columns that are categories: a,b", default="")
     ordered: str = setting("columns with ordered categories: grade,size=S:M:L", default="")
-    drop: str = setting("columns to leave out: a,b", default="")
     weight: str | None = setting("column with the weight of each row", default=None)
-    impute: bool = setting("fill missing cells, here and in predict", default=False)
 
 
 class Tables(Subject[TableFile, Schema, "DataFrame"]):
@@ -105,12 +98,6 @@ class Tables(Subject[TableFile, Schema, "DataFrame"]):
         if "density" in columns:
             predictions["log_density"] = model.log_density(inputs)
         return import_pandas().DataFrame(predictions)
-
-    def evidence(self, model: "Model", inputs: ArrayLike, top: int) -> "Evidence":
-        return model.evidence(inputs, top=top)
-
-    def plot(self, evidence: "Evidence", index: int) -> "Axes":
-        return with_matplotlib(lambda: evidence.plot(query=index))
 
     def label(self, inputs: "DataFrame", index: int) -> str:
         return f"row {index + 1}"

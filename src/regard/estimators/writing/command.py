@@ -59,9 +59,6 @@ class Writing(Subject[TextFile, None, str]):
     def count(self, inputs: str) -> int:
         return 1
 
-    def evidence(self, model: "Writer", inputs: str, top: int) -> "TextEvidence":
-        return model.evidence(inputs, top=top)
-
     def plot(self, evidence: "TextEvidence", index: int) -> "Axes":
         """The mean over the heads of the last block."""
         return with_matplotlib(evidence.plot)

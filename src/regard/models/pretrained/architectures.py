@@ -66,9 +66,9 @@ class Architecture(NamedTuple):
             if module.startswith(self.transposed) and len(shape) == 2:
                 state[name] = weights.take(f"{parts[0]}.{kind}", *shape[::-1]).t().contiguous()
             else:
-                attention = model.get_submodule(module.rpartition(".")[0])
-                queries = len(parts) > 1 and isinstance(attention, MultiHeadAttention)  # and keys and values
-                rows = attention.rows if queries else [shape[0] // len(parts)] * len(parts)
+                parent, rows = model.get_submodule(module.rpartition(".")[0]), [shape[0] // len(parts)] * len(parts)
+                if len(parts) > 1 and isinstance(parent, MultiHeadAttention):
+                    rows = parent.rows  # of queries, keys and values
                 every = [weights.take(f"{part}.{kind}", n, *shape[1:]) for part, n in zip(parts, rows, strict=True)]
                 state[name] = torch.cat(every) if len(every) > 1 else every[0]
         state |= weights.take_output(tied, state["embedding.token.weight"])
