@@ -21,7 +21,7 @@ call, the checks, separate products. So with the first single row a cache prepar
 order. Results are those of `Block`. Blocks with other parts, with hooks or in training are called as usual.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -220,31 +220,20 @@ class Decoder(Stack):
         caches = cache.blocks if cache else [None] * len(self.blocks)
         if len(caches) != len(self.blocks):
             raise ValueError(f"the cache is for {len(caches)} blocks, got a decoder of {len(self.blocks)}")
-        if cache is None:
-            return self._run(x, memory, mask, memory_mask, caches)
-        start = cache.length
+        start = cache.length if cache else 0
         try:
-            if mask is None and x.ndim == 3 and x.shape[1] == 1 and len(x) and not torch.is_grad_enabled():
+            if cache and mask is None and x.ndim == 3 and x.shape[1] == 1 and len(x) and not torch.is_grad_enabled():
                 output = self._run_fast(x, memory, memory_mask, cache)
                 if output is not None:
                     return output
-            return self._run(x, memory, mask, memory_mask, caches)
+            mask = causal if mask is None else both(causal, mask)
+            for block, own in zip(self.blocks, caches, strict=True):
+                x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=own)
+            return self.norm(x)  # type: ignore[no-any-return]
         except BaseException:
-            cache.truncate(start)  # the caches of the first blocks may have the new rows, and the others not
+            if cache:  # the caches of the first blocks may have the new rows, and the others not
+                cache.truncate(start)
             raise
-
-    def _run(
-        self,
-        x: Tensor,
-        memory: Tensor | None,
-        mask: Mask | None,
-        memory_mask: Mask | None,
-        caches: Sequence[BlockCache | None],
-    ) -> Tensor:
-        mask = causal if mask is None else both(causal, mask)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=cache)
-        return self.norm(x)  # type: ignore[no-any-return]
 
     def _run_fast(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: Cache) -> Tensor | None:
         """All blocks for one new row of each sequence, `[batch, 1, size]`; None if the fast path cannot be used."""
