@@ -26,12 +26,7 @@ from scipy import optimize
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.metric_learning import Observations, learn_metric
-from regard.estimators.tables.smoother import (
-    LEARNING_RIDGE,
-    Indices,
-    Smoother,
-    width_of,
-)
+from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother
 from regard.kernels import KERNELS, Kernel, Mixed
 from regard.progress import ProgressBar
 from regard.training import History
@@ -146,7 +141,8 @@ def apply_rule(smoother: Smoother, rule: str) -> Smoother:
     features = max(1, numeric.shape[1])
     effective = count * (features + 2) / 4 if rule == "silverman" else count
     shrink = max(1.0, effective) ** (-1 / (features + 4))
-    width = standard_deviation(numeric, weight) * shrink / width_of(smoother.kernel, numeric.shape[1])
+    deviation = smoother.kind.profile.deviation(numeric.shape[1])
+    width = standard_deviation(numeric, weight) * shrink / deviation
     return replace(smoother, bandwidth=width, category_bandwidth=max_category(smoother) * shrink**2)
 
 

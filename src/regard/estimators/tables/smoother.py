@@ -98,7 +98,7 @@ class Smoother:
 
     @property
     def kind(self) -> type[Kernel]:
-        """The kernel in the table; average pooling is any kernel of no features."""
+        """The kernel by its name; the Gaussian for "constant", which has no features, and for a score."""
         return KERNELS.get(self.kernel, Gaussian) if isinstance(self.kernel, str) else Gaussian
 
     @functools.cached_property
@@ -229,8 +229,7 @@ class Smoother:
         if callable(self.kernel):
             mean: Floats = np.average(self.value, axis=0, weights=self.weight)
             return mean
-        nearest: Floats = kernel_means(self.nearest_points(query, exclude), self.tolerance).mean
-        return nearest
+        return kernel_means(self.nearest_points(query, exclude), self.tolerance).mean
 
     def nearest_weight(self, query: Rows) -> Floats:
         """The weights behind `nearest_value`, [m, n]."""
@@ -257,7 +256,7 @@ class Smoother:
         `fit` is the estimate at the training rows.
         """
         mass = 1.0 if self.weight is None else self.weight
-        own: Floats = mass * np.exp(self.own_score() - fit.log_weight)
+        own = mass * np.exp(self.own_score() - fit.log_weight)
         if fit.lines is None:
             return own
         factor: Floats = 1 + np.einsum("md,md->m", fit.lines.tilt, fit.lines.offset)
@@ -324,7 +323,7 @@ def marginal_effects(smoother: Smoother, query: Rows) -> Floats:
 def gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
     """The derivative of a Gaussian average: Cov(u, y) H⁻¹, where u is the offset in bandwidths."""
     moments = smoother.moments(query, smoother.value)
-    shared: Floats = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
+    shared = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
     if smoother.inverse is not None:
         derivative: Floats = np.einsum("ed,mec->mdc", smoother.inverse, shared)
         return derivative
@@ -419,9 +418,3 @@ def upper_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Row and column indices of the upper half of a symmetric matrix."""
     first, second = torch.triu_indices(size, size, device=device)
     return first, second
-
-
-def width_of(kernel: str | Score, features: int) -> float:
-    """The standard deviation of a kernel of bandwidth 1 along an axis; rules for the Gaussian are divided by it."""
-    known = KERNELS.get(kernel) if isinstance(kernel, str) else None
-    return known.profile.deviation(features) if known else 1.0
