@@ -87,7 +87,7 @@ class UsualLoop(nn.Module):
             mean = (grid * weights.unsqueeze(2)).sum(dim=1)
             context = torch.sigmoid(parts.gate(hidden)) * mean
             hidden, cell = parts.cell(torch.cat([vectors[:, t], context], dim=1), (hidden, cell))
-            logits.append(parts.logits(parts.deep(vectors[:, t], hidden, context)))
+            logits.append(parts.logits(parts.output_rows(vectors[:, t], hidden, context)))
             weights_by_word.append(weights)
         return torch.stack(logits, dim=1), torch.stack(weights_by_word, dim=1)
 

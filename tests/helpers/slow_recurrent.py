@@ -30,10 +30,10 @@ def slow_layer(rnn, suffix, xs):
 
 
 def slow_encode(encoder, xs):
-    """States of a sentence, and what each way has read when it is through."""
+    """States of a sentence, and the final state of each direction."""
     for layer in range(encoder.rnn.num_layers):
         ahead = slow_layer(encoder.rnn, f"l{layer}", xs)
-        if not encoder.both_ways:
+        if not encoder.bidirectional:
             xs, last = ahead, (ahead[-1],)
             continue
         back = slow_layer(encoder.rnn, f"l{layer}_reverse", xs[::-1])[::-1]
@@ -48,11 +48,11 @@ def slow_start(model, x):
 
 
 def slow_stack(rnn, x, states):
-    made = []
+    new_states = []
     for layer, state in enumerate(states):
-        made.append(slow_cell(rnn, f"l{layer}", x, state))
-        x = made[-1][0]
-    return made
+        new_states.append(slow_cell(rnn, f"l{layer}", x, state))
+        x = new_states[-1][0]
+    return new_states
 
 
 def slow_output(output, state, context, word):
@@ -98,18 +98,18 @@ def slow_luong(model, memory, last, words):
     for t, word in enumerate(words):
         states = slow_stack(model.decoder, torch.cat([word, read]) if model.feeding else word, states)
         query = states[-1][0]
-        scores, place = slow_scores(attention.score, query, memory), torch.arange(n)
+        scores, position = slow_scores(attention.score, query, memory), torch.arange(n)
         if not hasattr(attention, "radius"):
             weight = torch.softmax(scores, dim=0)
         elif attention.centre is None:
-            seen = (place - min(t, n - 1)).abs() <= attention.radius
-            weight = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=0)
+            inside = (position - min(t, n - 1)).abs() <= attention.radius
+            weight = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=0)
         else:
             inner, outer = attention.centre[0].weight, attention.centre[2].weight[0]
             centre = n * torch.sigmoid(outer @ torch.tanh(inner @ query))
-            seen = (place - centre).abs() <= attention.radius
-            fall = torch.exp(-((place - centre) ** 2) / (2 * (attention.radius / 2) ** 2))
-            weight = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=0) * fall
+            inside = (position - centre).abs() <= attention.radius
+            falloff = torch.exp(-((position - centre) ** 2) / (2 * (attention.radius / 2) ** 2))
+            weight = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=0) * falloff
         read = torch.tanh(model.output.weight @ torch.cat([weight @ memory, query]))
         yield read, weight
 

@@ -1,4 +1,4 @@
-"""The step of a decoder that attends: the one operation for one query a row, in values and gradients."""
+"""One decoder step with additive attention against `attend` for one query per row, in values and gradients."""
 
 import math
 
@@ -18,7 +18,7 @@ LENGTHS = torch.tensor([11, 0, 1, 6, 4])
 
 
 def inputs(dtype=torch.float64, rows=ROWS, keys=KEYS, hidden=HIDDEN, values=VALUES):
-    """Query, key, weight and value that learn."""
+    """Query, key, weight and value, which require gradients."""
     shapes = (rows, hidden), (rows, keys, hidden), (hidden,), (rows, keys, values)
     return [rand(*shape, seed=seed).to(dtype).requires_grad_() for seed, shape in enumerate(shapes)]
 
@@ -34,21 +34,21 @@ def by_attend(query, key, weight, value, lengths=None):
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, None, LENGTHS.to(torch.int32)], ids=["lengths", "all", "int32"])
-def test_it_is_the_one_operation(lengths):
+def test_it_equals_attend(lengths):
     tensors = inputs()
     ours, theirs = additive_step(*tensors, lengths), by_attend(*tensors, lengths)
     assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
     assert_close(gradients(ours, tensors), gradients(theirs, tensors), rtol=1e-10, atol=1e-12)
 
 
-def test_mean_and_weights_have_gradients_alone_too():
+def test_mean_and_weights_have_gradients_separately():
     tensors = inputs()
     for which in (0, 1):
         ours, theirs = additive_step(*tensors, LENGTHS)[which], by_attend(*tensors, LENGTHS)[which]
         assert_close(gradients([ours], tensors), gradients([theirs], tensors), rtol=1e-10, atol=1e-12)
 
 
-def test_numbers_of_the_gradient():
+def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(lambda *x: additive_step(*x, LENGTHS), inputs())
 
 
@@ -60,12 +60,12 @@ def test_sizes_at_the_edges(sizes):
     assert_close(gradients(ours, tensors), gradients(theirs, tensors), rtol=1e-10, atol=1e-12)
 
 
-def test_float32_is_as_near_as_torch():
+def test_float32_is_as_precise_as_torch():
     exact = inputs(rows=17, keys=19, hidden=256, values=61)
     single = [x.detach().float().requires_grad_() for x in exact]
     best, ours, theirs = by_attend(*exact), additive_step(*single), by_attend(*single)
-    slopes = gradients(best, exact), gradients(ours, single), gradients(theirs, single)
-    for some, limit in ((zip(best, ours, theirs, strict=True), 2), (zip(*slopes, strict=True), 3)):
+    all_gradients = gradients(best, exact), gradients(ours, single), gradients(theirs, single)
+    for some, limit in ((zip(best, ours, theirs, strict=True), 2), (zip(*all_gradients, strict=True), 3)):
         for right, one, other in some:
             error, torchs = ((x.double() - right).abs().max() for x in (one, other))
             assert error <= limit * torchs + 1e-7 * right.abs().max()
@@ -74,20 +74,20 @@ def test_float32_is_as_near_as_torch():
 def test_scores_of_any_size_give_no_nan():
     query, key, weight, value = inputs(torch.float32)
     with torch.no_grad():
-        mean, share = additive_step(1e30 * query, -1e30 * key, 1e30 * weight, value)
+        mean, weights = additive_step(1e30 * query, -1e30 * key, 1e30 * weight, value)
         assert torch.isfinite(mean).all()
-        assert_close(share.sum(dim=1), torch.ones(ROWS))
+        assert_close(weights.sum(dim=1), torch.ones(ROWS))
         assert additive_step(query, key, weight * math.nan, value)[0].isnan().all()
 
 
-def test_what_is_not_seen_may_be_anything():
+def test_keys_beyond_the_length_may_be_nan():
     query, key, weight, value = inputs()
     expected = additive_step(query, key, weight, value, LENGTHS)
     hidden = torch.arange(KEYS) >= LENGTHS[:, None]
     other = [x.detach().clone().masked_fill(hidden.unsqueeze(-1), math.nan).requires_grad_() for x in (key, value)]
     found = additive_step(query, other[0], weight, other[1], LENGTHS)
     assert_close(found, expected)
-    assert all(torch.isfinite(slope).all() for slope in gradients(found, [query, other[0], weight, other[1]]))
+    assert all(torch.isfinite(grad).all() for grad in gradients(found, [query, other[0], weight, other[1]]))
     assert (found[0][1] == 0).all()
     assert (found[1][1] == 0).all()
 
@@ -95,32 +95,34 @@ def test_what_is_not_seen_may_be_anything():
 def test_threads_give_the_same(monkeypatch):
     tensors = inputs(rows=13)
     one = additive_step(*tensors)
-    alone = gradients(one, tensors)
-    monkeypatch.setattr(additive, "ALONE", 0)
+    one_thread = gradients(one, tensors)
+    monkeypatch.setattr(additive, "SINGLE_THREAD_LIMIT", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         several = additive_step(*tensors)
-        assert len(additive.pieces(13, KEYS * HIDDEN)) == 3
+        assert len(additive.row_slices(13, KEYS * HIDDEN)) == 3
         assert_close(several, one, rtol=0, atol=0)
-        assert_close(gradients(several, tensors), alone, rtol=1e-13, atol=1e-14)
+        assert_close(gradients(several, tensors), one_thread, rtol=1e-13, atol=1e-14)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("counts", [LENGTHS, None], ids=["lengths", "all"])
-def test_other_devices_take_torch_instead_of_the_loops(counts, monkeypatch):
+def test_the_torch_fallback_equals_the_loops(counts, monkeypatch):
     query, key, weight, value = (x.detach() for x in inputs())
-    seen, found = additive.Seen(key, weight, value, counts), []
+    memory, found = additive.KeysAndValues(key, weight, value, counts), []
     for fused in (True, False):
         monkeypatch.setattr(additive, "fusible", lambda *_, fused=fused: fused)
-        mean, share = rand(ROWS, VALUES), rand(ROWS, KEYS)  # what was there before is of no account
-        additive.forward(query, seen, mean, share)
-        pulls = rand(ROWS, VALUES, seed=5), rand(ROWS, KEYS, seed=6)
-        into = additive.Slopes(*pulls, torch.zeros(ROWS, HIDDEN + 2).double(), rand(ROWS, KEYS, HIDDEN, seed=7))
-        weight_slope = additive.backward(query, seen, share, into)
-        found.append((mean, share, weight_slope, into.query, into.key))
-        assert (into.query[:, HIDDEN:] == 0).all()
+        mean, weights = rand(ROWS, VALUES), rand(ROWS, KEYS)  # overwritten
+        additive.forward(query, memory, mean, weights)
+        output_grads = rand(ROWS, VALUES, seed=5), rand(ROWS, KEYS, seed=6)
+        grads = additive.StepGradients(
+            *output_grads, torch.zeros(ROWS, HIDDEN + 2).double(), rand(ROWS, KEYS, HIDDEN, seed=7)
+        )
+        weight_grad = additive.backward(query, memory, weights, grads)
+        found.append((mean, weights, weight_grad, grads.query, grads.key))
+        assert (grads.query[:, HIDDEN:] == 0).all()
     assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
@@ -128,21 +130,21 @@ def test_other_devices_take_torch_instead_of_the_loops(counts, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_scores_of_rows_that_share_keys(fused, dtype, monkeypatch):
     query, key, weight, _ = inputs(dtype)
-    which = torch.tensor([2, 0, 0, 4, 2])
-    expected = torch.stack([torch.tanh(one + key[number]) @ weight for one, number in zip(query, which, strict=True)])
+    index = torch.tensor([2, 0, 0, 4, 2])
+    expected = torch.stack([torch.tanh(one + key[number]) @ weight for one, number in zip(query, index, strict=True)])
     if not fused:
         monkeypatch.setattr(additive, "fusible", lambda *_: False)
-    found = additive.scores(query, key, weight, which)
+    found = additive.scores(query, key, weight, index)
     assert_close(found, expected.detach())
     assert not found.requires_grad
-    monkeypatch.setattr(additive, "ALONE", 0)
+    monkeypatch.setattr(additive, "SINGLE_THREAD_LIMIT", 0)
     turned = key.detach().transpose(0, 1).contiguous().transpose(0, 1)
-    assert_close(additive.scores(query, turned, weight, which), expected.detach())
-    assert additive.scores(query[:0], key, weight, which[:0]).shape == (0, KEYS)
+    assert_close(additive.scores(query, turned, weight, index), expected.detach())
+    assert additive.scores(query[:0], key, weight, index[:0]).shape == (0, KEYS)
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 2**-23), (torch.float64, 2**-52)])
-def test_tanh_is_right_to_the_rounding_of_1_and_better_near_0(dtype, rounding):
+def test_tanh_is_precise_to_the_rounding_of_1_and_better_near_0(dtype, rounding):
     nothing = torch.zeros(1, 1, 1, dtype=dtype), torch.ones(1, dtype=dtype)  # a key of 0, and weight 1
     for far, most in ((30.0, 1.5), (0.01, 0.4)):
         x = torch.linspace(-far, far, 4001, dtype=dtype).unsqueeze(1)
@@ -154,13 +156,13 @@ def test_tanh_is_right_to_the_rounding_of_1_and_better_near_0(dtype, rounding):
     assert_close(found[:, 0], torch.tensor([1, -1, 1, -1, math.nan], dtype=dtype), equal_nan=True, rtol=0, atol=0)
 
 
-def test_rows_that_lie_elsewhere_are_read_as_they_are():
+def test_inputs_need_not_be_contiguous():
     query, key, weight, value = inputs()
     turned = [x.detach().transpose(0, 1).contiguous().transpose(0, 1) for x in (query, key, value)]
     assert_close(additive_step(turned[0], turned[1], weight, turned[2]), additive_step(query, key, weight, value))
 
 
-def test_what_does_not_fit_says_why():
+def test_wrong_shapes_and_dtypes_raise():
     query, key, weight, value = inputs()
     with pytest.raises(ValueError, match=r"\[5, 11, 7\] need a query \[5, 7\].* got \[5, 6\], \[7\] and \[5, 11, 3\]"):
         additive_step(query[:, :6], key, weight, value)

@@ -1,14 +1,26 @@
-"""Show, Attend and Tell: a recurrent decoder that looks at an image's grid before each word (Xu et al. 2015).
+"""Show, Attend and Tell: a recurrent decoder that attends to an image's grid before each word (Xu et al. 2015).
 
     e_ti = f_att(a_i, h_{t-1})      α_t = softmax(e_t)      z_t = β_t ∘ Σ_i α_ti a_i      β_t = σ(f_β(h_{t-1}))
     h_t, c_t = LSTM([E y_{t-1}; z_t], h_{t-1}, c_{t-1})                  h_0, c_0 = tanh of maps of the mean of a
     p(y_t) = softmax(W tanh(E y_{t-1} + L_h h_t + L_z z_t) + b)          (equations 1 to 7)
 
-f_att is `regard.scores.Additive`; the gate has a number for each channel. A grid is `[batch, cells, channels]`, words
-`[batch, m]`, whole numbers with the start first and `PADDING` behind the last.
+f_att is `regard.scores.Additive`; the gate β has one number per channel. A grid is `[batch, cells, channels]`. Words
+are integers `[batch, m]`: the start token, the words, then `PADDING`.
 
-The loss of a caption is -log p of its words and λ Σ_i (1 - Σ_t α_ti)², the doubly stochastic term (equation 14), which
-asks that each cell be looked at about once; that of a batch is their sum over its number of words.
+The loss of a caption is -log p of its words plus λ Σ_i (1 - Σ_t α_ti)², the doubly stochastic term (equation 14), which
+makes each cell get a total weight of about one; the loss of a batch is their sum divided by its number of words.
+
+Hard attention (section 4.1) draws one cell before each word, and is trained by sampling:
+
+    s_t ~ α_t      z_t = β_t ∘ a_{s_t}      L = E_s log p(y | s)  ≤  log p(y)
+    ∇L = E_s [∇ log p(y | s)  +  Σ_t (R_t - b n_t) ∇ log α_t(s_t)]         R_t = Σ_{t' ≥ t} log p(y_t' | s)
+
+The reward R_t of a draw is the log probability of the words from it on: the earlier words do not depend on it, and
+would only add noise. The baseline is b for each of these n_t words, with b ← 0.9 b + 0.1 log p per word, batch by
+batch: it does not depend on the draw, so it lowers the variance and leaves the mean unchanged. The entropy of α is
+added. With probability `expected`, a caption uses the expected cell Σ_i α_i a_i at each of its words, which has the
+gradient of soft attention. A trained encoder needs more of that gradient at first: all captions of the first
+`soft_steps` use it.
 """
 
 from typing import NamedTuple
@@ -17,28 +29,71 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.checks import positive
+from regard.attend import attend
+from regard.checks import fraction, positive
 from regard.layers.feed_forward import Dropout
-from regard.models.looking import Draw, Maps, Regions, Walk, walk
 from regard.models.transformer import check_tokens
+from regard.ops import additive
+from regard.ops.attentive_lstm import Draw, Maps, Trajectory, run_recurrence
 from regard.ops.cross_entropy import cross_entropy
 from regard.scores import Additive
-from regard.weighing import Weighing, softmax
+from regard.weighing import Weighing, hard, softmax
 
 PADDING = 0
-"""The token that stands behind the last of a caption, and is never read out."""
+"""The token after the end of a caption; the decoder never writes it."""
+BASELINE_DECAY = 0.9
+"""The fraction of the baseline that remains after a batch."""
+MIN_WEIGHT = 1e-30
+"""Attention weights are at least this large in a logarithm."""
 
 
-class Told(NamedTuple):
-    """What the decoder came to, word by word."""
+class Regions:
+    """The grids of captions that are being written, stored once per image however many captions it has.
 
-    rows: Tensor  # [batch, m, size]  what the words are read from
+    key     `[images, cells, hidden]`, projected
+    value   `[images, cells, channels]`
+    index   `[rows]`  the image of each row; default: one row per image
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, index: Tensor | None = None) -> None:
+        self.key, self.value = key, value
+        self.index = torch.arange(len(key), device=key.device) if index is None else index
+
+    def select(self, rows: Tensor) -> "Regions":
+        """The same for some rows; images without rows are removed."""
+        images, index = self.index[rows].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        if len(images) == len(self.key):
+            return Regions(self.key, self.value, index)
+        return Regions(self.key[images], self.value[images], index)
+
+    def attend(self, query: Tensor, weight: Tensor, weigh: Weighing) -> Tensor:
+        """The attended values `[rows, channels]` of projected queries `[rows, hidden]`."""
+        scores = additive.scores(query, self.key, weight, self.index).unsqueeze(1)  # [rows, 1, cells]
+        per_image = len(query) // len(self.key)
+        regular = torch.arange(len(self.key), device=query.device).repeat_interleave(per_image)
+        if len(regular) == len(query) and torch.equal(regular, self.index):
+            # The rows of each image are adjacent: [images, rows per image, cells], and no value is copied.
+            scores, value = scores.view(len(self.key), per_image, -1), self.value
+        else:
+            value = self.value[self.index]
+        return attend(scores, value, value, score=precomputed_score, weigh=weigh, engine="dense").flatten(0, 1)
+
+
+def precomputed_score(scores: Tensor, key: Tensor) -> Tensor:
+    """Scores that were computed before, passed in place of the queries."""
+    return scores
+
+
+class DecoderOutput(NamedTuple):
+    """The outputs of the decoder at each word."""
+
+    rows: Tensor  # [batch, m, size]  the next word is predicted from them
     weights: Tensor  # [batch, m, cells]  α
-    chosen: Tensor  # [batch, m]  the cells that hard attention took; -1 where it took none
+    chosen_cells: Tensor  # [batch, m]  index of the cell that hard attention chose; -1: none, the mean of all was used
 
 
-class Telling(NamedTuple):
-    """What decoding keeps of captions in the making."""
+class CaptionDecodingState(NamedTuple):
+    """The state of captions that are being written."""
 
     hidden: Tensor  # [rows, hidden]
     cell: Tensor  # [rows, hidden]
@@ -48,16 +103,15 @@ class Telling(NamedTuple):
 class CaptionDecoder(nn.Module):
     """The decoder with soft attention.
 
-    vocabulary   how many words there are, `PADDING` among them
+    vocabulary   number of words, including `PADDING`
     channels     of the grid
-    size         of a word's vector, and of the rows that words are read from
-    hidden       of the LSTM
-    attention    of the score's hidden layer
-    shape        rows and columns of the grid, where the decoder is to know its cells apart: each has a learned vector,
-                 which is added to what is seen in it, and is at first linear in row and column. None: it sees what is
-                 in a cell, and where that is only as the encoder says it
-    dropout      the share dropped of word vectors, and of the rows that words are read from
-    tied         words are read by their own vectors
+    size         of word vectors, and of the rows that words are predicted from
+    hidden       size of the LSTM
+    attention    size of the score's hidden layer
+    shape        rows and columns of the grid: each cell gets a learned vector that is added to its channels, at first
+                 linear in row and column. None: the decoder knows the position of a cell only through the encoder
+    dropout      rate for word vectors, and for the rows that words are predicted from
+    tied         the output layer shares its weights with the embedding
 
     >>> import torch
     >>> decoder = CaptionDecoder(50, 7, size=8, hidden=16, attention=8)
@@ -66,9 +120,9 @@ class CaptionDecoder(nn.Module):
     """
 
     weigh: Weighing = staticmethod(softmax)
-    """How scores become weights when captions are written."""
-    centre: Tensor  # [channels]  is taken off every grid
-    width: Tensor  # [channels]  and it is divided by that
+    """From scores to weights when captions are written."""
+    centre: Tensor  # [channels]  subtracted from every grid
+    width: Tensor  # [channels]  every grid is then divided by it
 
     def __init__(
         self,
@@ -87,7 +141,8 @@ class CaptionDecoder(nn.Module):
             positive(name, number)
         self.register_buffer("centre", torch.zeros(channels))
         self.register_buffer("width", torch.ones(channels))
-        self.place = None if shape is None else nn.Parameter(places(*shape) @ torch.randn(2, channels))
+        # The learned vector of each cell, [cells, channels]; the name is part of the file format.
+        self.place = None if shape is None else nn.Parameter(cell_coordinates(*shape) @ torch.randn(2, channels))
         self.embedding = nn.Embedding(vocabulary, size)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
         self.score = Additive(hidden, channels, attention)
@@ -98,65 +153,66 @@ class CaptionDecoder(nn.Module):
         self.drop = Dropout(dropout)
         self.read = nn.Linear(size, vocabulary)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
-        nn.init.ones_(self.cell.bias_ih[hidden : 2 * hidden].detach())  # it remembers, until it learns to forget
+        nn.init.ones_(self.cell.bias_ih[hidden : 2 * hidden].detach())  # the forget gate starts open
         nn.init.zeros_(self.read.bias)
         if tied:
             self.read.weight = self.embedding.weight
 
     @property
     def vocabulary(self) -> int:
-        """How many words there are."""
+        """Number of words."""
         return self.embedding.num_embeddings
 
     @property
     def output_weights(self) -> tuple[Tensor, Tensor]:
-        """What `logits` reads rows by: weight `[vocabulary, size]` and bias."""
+        """Weight `[vocabulary, size]` and bias `[vocabulary]` of `logits`."""
         return self.read.weight, self.read.bias
 
     def forward(self, grid: Tensor, words: Tensor) -> Tensor:
-        """The logits of the word behind each of `[batch, m]`, those before it given: `[batch, m, vocabulary]`."""
+        """Logits of the next word at each position, given the earlier words: `[batch, m, vocabulary]`."""
         return self.logits(self.rows(grid, words).rows)
 
-    def rows(self, grid: Tensor, words: Tensor) -> Told:
-        """What the words behind each of `[batch, m]` are read from, and where was looked."""
-        vectors, walked = self.walked(grid, words)
-        return Told(self.deep(vectors, walked.states, walked.contexts), walked.weights, walked.chosen)
+    def rows(self, grid: Tensor, words: Tensor) -> DecoderOutput:
+        """Rows from which the next word of each position `[batch, m]` is predicted, and the attention weights."""
+        vectors, trajectory = self.run_decoder(grid, words)
+        rows = self.output_rows(vectors, trajectory.states, trajectory.contexts)
+        return DecoderOutput(rows, trajectory.weights, trajectory.chosen_cells)
 
     def draw(self, words: Tensor) -> Draw | None:
-        """How cells are drawn for words `[batch, m]`: with soft attention not at all."""
+        """How cells are drawn for words `[batch, m]`; None: soft attention draws none."""
         return None
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Scores of all words."""
-        found: Tensor = self.read(rows)
-        return found
+        """Logits of all words."""
+        logits: Tensor = self.read(rows)
+        return logits
 
-    def walked(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Walk]:
-        """The words' vectors `[batch, m, size]`, and the walk of the recurrence over them."""
+    def run_decoder(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Trajectory]:
+        """The words' vectors `[batch, m, size]`, and the trajectory of the recurrence over them."""
         check_tokens(words, self.vocabulary)
         if len(grid) != len(words):
             raise ValueError(f"each caption needs its grid, got {len(grid)} grids and {len(words)} captions")
         vectors, size = self.drop(self.embedding(words)), self.embedding.embedding_dim
-        key, grid, state = self.seen(grid)
-        cell, score, asked = self.cell, self.score, self.score.query_projection
-        given = functional.linear(vectors, cell.weight_ih[:, :size], cell.bias_ih + cell.bias_hh)
+        key, grid, state = self.prepare_grid(grid)
+        cell, score, query = self.cell, self.score, self.score.query_projection
+        inputs = functional.linear(vectors, cell.weight_ih[:, :size], cell.bias_ih + cell.bias_hh)
         maps = Maps(
             score.weight,
-            torch.cat([asked.weight, self.gate.weight, cell.weight_hh]),
-            torch.cat([asked.bias, self.gate.bias]),
+            torch.cat([query.weight, self.gate.weight, cell.weight_hh]),
+            torch.cat([query.bias, self.gate.bias]),
             cell.weight_ih[:, size:],
         )
-        return vectors, walk(key, grid, given, *state, maps, self.draw(words))
+        return vectors, run_recurrence(key, grid, inputs, state, maps, self.draw(words))
 
     @torch.no_grad()
-    def adapt(self, grid: Tensor) -> None:
-        """From now on all grids are scaled as these `[batch, cells, channels]` must be to be 0 ± 1 in each channel."""
-        flat = grid.flatten(0, 1)
+    def fit_scaling(self, grid: Tensor) -> None:
+        """Scale all grids from now on as these `[batch, cells, channels]` need, to have mean 0 and variance 1."""
+        flat = grid.flatten(0, 1)  # [batch · cells, channels]
         self.centre.copy_(flat.mean(dim=0))
         self.width.copy_(flat.std(dim=0, correction=0).clamp(min=1e-6))
 
-    def seen(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Projected keys `[batch, cells, attention]`, the grid as it is looked at, and the state before any word."""
+    def prepare_grid(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Projected keys `[batch, cells, attention]`, the scaled grid, and the state before the first word."""
         channels = len(self.centre)
         if grid.ndim != 3 or grid.shape[2] != channels or not grid.shape[1]:
             raise ValueError(f"a grid must be [batch, cells, {channels}], with at least a cell, got {list(grid.shape)}")
@@ -165,50 +221,146 @@ class CaptionDecoder(nn.Module):
         if self.place is not None:
             if grid.shape[1] != len(self.place):
                 raise ValueError(f"the decoder was made for {len(self.place)} cells, got {grid.shape[1]}")
-            # The projection is linear: what places add to it is the same for all grids.
+            # The projection is linear, so the cells' vectors add the same to the keys of all grids.
             key, grid = key + self.score.key_projection(self.place), grid + self.place
         return key, grid, (torch.tanh(self.first_hidden(mean)), torch.tanh(self.first_cell(mean)))
 
-    def deep(self, vectors: Tensor, states: Tensor, contexts: Tensor) -> Tensor:
-        """The deep output layer: rows from words, states and contexts."""
+    def output_rows(self, vectors: Tensor, states: Tensor, contexts: Tensor) -> Tensor:
+        """The deep output layer (equation 7, before W): rows from words, states and contexts."""
         rows: Tensor = self.drop(torch.tanh(vectors + self.from_state(states) + self.from_context(contexts)))
         return rows
 
     def loss(self, grid: Tensor, words: Tensor, *, spread: float = 0.0, smoothing: float = 0.0) -> Tensor:
-        """The mean over words of what `words` `[batch, m + 1]`, from start to end, costs.
+        """The mean loss per word of `words` `[batch, m + 1]`, from start to end.
 
         spread      λ of the doubly stochastic term
-        smoothing   the share of each target that is given to all words alike
+        smoothing   the fraction of each target that is divided equally among all words
         """
         real = real_words(words)
-        told, (weight, bias) = self.rows(grid, words[:, :-1]), self.output_weights
-        cost = cross_entropy(told.rows[real], weight, words[:, 1:][real], bias, smoothing=smoothing)
-        return cost + spread * unevenness(told.weights, real).sum() / real.sum() if spread else cost
+        output, (weight, bias) = self.rows(grid, words[:, :-1]), self.output_weights
+        loss = cross_entropy(output.rows[real], weight, words[:, 1:][real], bias, smoothing=smoothing)
+        return loss + spread * unevenness(output.weights, real).sum() / real.sum() if spread else loss
 
-    def begin(self, grid: Tensor, max_length: int | None = None) -> Telling:
-        """The state that captions of `[images, cells, channels]` are written from; `max_length` is not used."""
-        key, grid, state = self.seen(grid)
-        return Telling(*state, Regions(key, grid))
+    def begin(self, grid: Tensor, max_length: int | None = None) -> CaptionDecodingState:
+        """The state before the first word of captions of `[images, cells, channels]`; `max_length` is not used."""
+        key, grid, state = self.prepare_grid(grid)
+        return CaptionDecodingState(*state, Regions(key, grid))
 
-    def step(self, state: Telling, last: Tensor, weigh: Weighing | None = None) -> tuple[Telling, Tensor]:
+    def step(
+        self, state: CaptionDecodingState, last: Tensor, weigh: Weighing | None = None
+    ) -> tuple[CaptionDecodingState, Tensor]:
         """For `regard.decoding`: the last word of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
         hidden, cell, regions = state
-        mean = regions.attended(self.score.query_projection(hidden), self.score.weight, weigh or self.weigh)
+        mean = regions.attend(self.score.query_projection(hidden), self.score.weight, weigh or self.weigh)
         context = torch.sigmoid(self.gate(hidden)) * mean
         vector = self.embedding(last)
         hidden, cell = self.cell(torch.cat([vector, context], dim=-1), (hidden, cell))
-        logits = self.logits(self.deep(vector, hidden, context))
-        return Telling(hidden, cell, regions), logits.log_softmax(dim=-1)
+        logits = self.logits(self.output_rows(vector, hidden, context))
+        return CaptionDecodingState(hidden, cell, regions), logits.log_softmax(dim=-1)
 
     def look(self, grid: Tensor, words: Tensor) -> Tensor:
-        """The weights with which the word behind each of `[batch, m]` was looked for: `[batch, m, cells]`."""
+        """The attention weights for the next word at each position of `[batch, m]`: `[batch, m, cells]`."""
         return self.rows(grid, words).weights
 
 
-def places(rows: int, columns: int) -> Tensor:
-    """The row and the column of each cell of a grid, from -1 to 1, `[cells, 2]`; 0 where there is only one.
+class HardCaptionDecoder(CaptionDecoder):
+    """The decoder with hard attention: it draws cells in `train` mode, and takes the most probable in `eval` mode.
 
-    >>> places(2, 3)[:4].tolist()
+    To draw also when captions are written, pass a weighing to `step`: `partial(decoder.step, weigh=HardSample())`.
+
+    samples      number of draws for each caption
+    reward       weight of the gradient of the draws
+    entropy      weight of the entropy
+    expected     probability that a caption uses the expected cell instead of a draw
+    soft_steps   number of first calls of `loss` in `train` mode in which all captions use the expected cell
+    others       the arguments of `CaptionDecoder`
+
+    >>> import torch
+    >>> decoder = HardCaptionDecoder(50, 7, size=8, hidden=16, attention=8).eval()
+    >>> decoder.rows(torch.randn(3, 9, 7), torch.randint(50, (3, 5))).chosen_cells.shape
+    torch.Size([3, 5])
+    """
+
+    weigh: Weighing = staticmethod(hard)
+    baseline: Tensor  # []  moving average of log p per word
+    steps: Tensor  # []  number of calls of `loss` in `train` mode
+
+    def __init__(
+        self,
+        vocabulary: int,
+        channels: int,
+        *,
+        size: int = 256,
+        hidden: int = 512,
+        attention: int = 512,
+        shape: tuple[int, int] | None = None,
+        dropout: float = 0.0,
+        tied: bool = False,
+        samples: int = 1,
+        reward: float = 1.0,
+        entropy: float = 0.002,
+        expected: float = 0.5,
+        soft_steps: int = 0,
+    ) -> None:
+        super().__init__(
+            vocabulary,
+            channels,
+            size=size,
+            hidden=hidden,
+            attention=attention,
+            shape=shape,
+            dropout=dropout,
+            tied=tied,
+        )
+        self.samples, self.expected = positive("samples", samples), fraction("expected", expected)
+        self.reward, self.entropy, self.soft_steps = reward, entropy, soft_steps
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("baseline", -torch.tensor(float(vocabulary)).log())  # log p of equally probable words
+
+    def draw(self, words: Tensor) -> Draw:
+        """In `train` mode one uniform number per word; in `eval` mode the most probable cell."""
+        if not self.training:
+            return Draw(None, torch.zeros(len(words), dtype=torch.bool, device=words.device))
+        uniform = torch.rand(words.shape, dtype=torch.float64, device=words.device)
+        expected = self.expected if self.steps >= self.soft_steps else 1.0
+        return Draw(uniform, torch.rand(len(words), device=words.device) < expected)
+
+    def loss(self, grid: Tensor, words: Tensor, *, spread: float = 0.0, smoothing: float = 0.0) -> Tensor:
+        """The mean loss per word, whose gradient is the estimate of the module's docstring.
+
+        Without `spread` and `smoothing`, its value is -log p given the drawn (or expected) cells. With either it is
+        not -log p: smoothing changes the targets, also in the rewards, and spread adds its term. Reward and entropy
+        contribute a gradient, and no value. In `train` mode it also updates the baseline and counts the step.
+        """
+        if self.samples > 1:
+            grid, words = grid.repeat_interleave(self.samples, dim=0), words.repeat_interleave(self.samples, dim=0)
+        real = real_words(words)
+        output, targets = self.rows(grid, words[:, :-1]), words[:, 1:][real]
+        logits = self.logits(output.rows[real])
+        losses = functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")  # [words]
+        loss = losses.sum()
+        log_probs = torch.zeros_like(real, dtype=losses.dtype).masked_scatter(real, -losses.detach())  # [batch, m]
+        log_weights = chosen_log_weights(output.weights, output.chosen_cells)
+        surrogate = self.reward * (self.advantage(log_probs, real) * log_weights).sum()
+        surrogate = surrogate + self.entropy * (entropies(output.weights) * real).sum()
+        loss = loss - (surrogate - surrogate.detach())  # the surrogate gives a gradient, and no value
+        if spread:
+            loss = loss + spread * unevenness(output.weights, real).sum()
+        if self.training:
+            self.baseline += (1 - BASELINE_DECAY) * (log_probs.sum() / real.sum() - self.baseline)
+            self.steps += 1
+        return loss / real.sum()
+
+    def advantage(self, log_probs: Tensor, real: Tensor) -> Tensor:
+        """R_t - b n_t of each word, from log p of each `[batch, m]`; 0 at padding."""
+        above_baseline = (log_probs - self.baseline) * real
+        return above_baseline.flip(1).cumsum(dim=1).flip(1) * real
+
+
+def cell_coordinates(rows: int, columns: int) -> Tensor:
+    """The row and the column of each cell of a grid, from -1 to 1, `[cells, 2]`; 0 if there is only one.
+
+    >>> cell_coordinates(2, 3)[:4].tolist()
     [[-1.0, -1.0], [-1.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]
     """
     sides = (torch.linspace(-1, 1, positive("a grid's side", n)) if n != 1 else torch.zeros(1) for n in (rows, columns))
@@ -216,16 +368,29 @@ def places(rows: int, columns: int) -> Tensor:
 
 
 def real_words(words: Tensor) -> Tensor:
-    """Which of the targets of captions `[batch, m + 1]` are words: `[batch, m]`."""
+    """Which targets of captions `[batch, m + 1]` are words, not padding: `[batch, m]`."""
     if words.ndim != 2 or words.shape[1] < 2:
-        raise ValueError(f"captions are [batch, m + 1], a start and at least an end, got shape {list(words.shape)}")
+        raise ValueError(
+            f"captions must be [batch, m + 1], with a start and at least an end, got shape {list(words.shape)}"
+        )
     real = words[:, 1:] != PADDING
     if not real[:, 0].all():
-        raise ValueError("each caption must have a word behind its start, got one that is only padding")
+        raise ValueError("each caption must have a word after its start, got one with padding only")
     return real
 
 
 def unevenness(weights: Tensor, real: Tensor) -> Tensor:
     """Σ_i (1 - Σ_t α_ti)² over the real words of each caption: `[batch]`."""
-    looked = torch.einsum("bti,bt->bi", weights, real.to(weights.dtype))
-    return (1 - looked).square().sum(dim=1)
+    totals = torch.einsum("bti,bt->bi", weights, real.to(weights.dtype))
+    return (1 - totals).square().sum(dim=1)
+
+
+def chosen_log_weights(weights: Tensor, chosen_cells: Tensor) -> Tensor:
+    """log α of the drawn cells, `[batch, m]`; 0 for captions that used the expected cell, which index -1 marks."""
+    chosen = weights.gather(2, chosen_cells.clamp(min=0).unsqueeze(2)).squeeze(2)
+    return chosen.clamp(min=MIN_WEIGHT).log() * (chosen_cells >= 0)
+
+
+def entropies(weights: Tensor) -> Tensor:
+    """-Σ_i α_i log α_i of each word, `[batch, m]`."""
+    return -(weights * weights.clamp(min=MIN_WEIGHT).log()).sum(dim=2)

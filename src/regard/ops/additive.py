@@ -1,19 +1,21 @@
-"""One query a row against its keys by the additive score, fused: the step of a decoder that attends.
+"""One query per row against its keys by the additive score, fused: one step of a decoder with attention.
 
     α = softmax_i(wᵀ tanh(q + k_i)) over the row's first keys        mean = Σᵢ αᵢ v_i
 
-q `[rows, h]` and k `[rows, n, h]` are projected already. It is `attend(q, k, v, score=…, mask=padding(lengths))` of one
-query, which keeps nothing but α: backward computes tanh again.
+q `[rows, h]` and k `[rows, n, h]` are projected already. It equals `attend(q, k, v, score=…, mask=padding(lengths))`
+for one query, but stores only α: backward recomputes tanh.
 
-`additive_step` is that under autograd, on the CPU in float32 and float64. `forward` and `backward` are its two ways,
-for a recurrence with a backward of its own; `scores` is wᵀ tanh(q + k_i) alone, for rows that share keys, as the
-hypotheses of a beam do. These three leave to torch what the loops cannot do.
+`additive_step` is differentiable by autograd, on the CPU in float32 and float64. `forward` and `backward` are its two
+passes, for a recurrence that writes its own backward; `scores` is wᵀ tanh(q + k_i) alone, for rows that share keys,
+such as the hypotheses of a beam. These three fall back to torch where the compiled loops do not apply.
 """
 
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -21,21 +23,30 @@ from regard.compiled.threads import spread
 from regard.engines.job import spans
 from regard.weighing import softmax
 
-ALONE = 2**20
-"""Numbers tanh is taken of, below which one thread does it."""
+SINGLE_THREAD_LIMIT = 2**20
+"""Up to this many evaluations of tanh, one thread does all of them."""
 
 
-class Seen(NamedTuple):
-    """What the queries of all steps look at, each row contiguous."""
+class KeysAndValues(NamedTuple):
+    """What the queries of all steps attend to, each row contiguous."""
 
     key: Tensor  # [rows, n, h]
-    weight: Tensor  # [h]
+    weight: Tensor  # [h]  of the score
     value: Tensor  # [rows, n, v]
-    counts: Tensor | None = None  # [rows]  how many keys each row sees, from the first on; None: all
+    counts: Tensor | None = None  # [rows]  number of keys of each row, from the first on; None: all
+
+
+class StepGradients(NamedTuple):
+    """The gradients of one step's outputs, and where those of its inputs are written."""
+
+    mean: Tensor  # [rows, v]
+    attention: Tensor  # [rows, n]  of the weights as an output of their own; overwritten
+    query: Tensor  # [rows, h or more]  the first h are written
+    key: Tensor  # [rows, n, h]  added to
 
 
 def fusible(*tensors: Tensor) -> bool:
-    """Whether the loops can do it: on the CPU, in float32 or float64, all in one."""
+    """Whether the compiled loops apply: on the CPU, all in float32 or all in float64."""
     kinds = {(x.device.type, x.dtype) for x in tensors}
     return kinds in ({("cpu", torch.float32)}, {("cpu", torch.float64)}) and not torch.is_autocast_enabled("cpu")
 
@@ -43,14 +54,14 @@ def fusible(*tensors: Tensor) -> bool:
 def additive_step(
     query: Tensor, key: Tensor, weight: Tensor, value: Tensor, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mean `[rows, v]` and the weights `[rows, n]`, both with gradients (once).
+    """The mean `[rows, v]` and the weights `[rows, n]`, both differentiable (once).
 
-    query `[rows, h]`, key `[rows, n, h]`, weight `[h]`, value `[rows, n, v]`; row b sees its first `lengths[b]` keys,
-    all where not given. One that sees none has a mean of 0.
+    query `[rows, h]`, key `[rows, n, h]`, weight `[h]`, value `[rows, n, v]`; row b has its first `lengths[b]` keys,
+    by default all. The mean of a row without keys is 0.
 
     >>> import torch
-    >>> mean, share = additive_step(torch.randn(2, 3), torch.randn(2, 5, 3), torch.randn(3), torch.randn(2, 5, 4))
-    >>> mean.shape, share.shape
+    >>> mean, alpha = additive_step(torch.randn(2, 3), torch.randn(2, 5, 3), torch.randn(3), torch.randn(2, 5, 4))
+    >>> mean.shape, alpha.shape
     (torch.Size([2, 4]), torch.Size([2, 5]))
     """
     rows, keys, size = key.shape
@@ -61,13 +72,13 @@ def additive_step(
             f" [{rows}, {keys}, v], got {shapes[0]}, {shapes[1]} and {shapes[2]}"
         )
     if not fusible(query, key, weight, value):
-        raise TypeError(f"the fused step is for float32 or float64 on the CPU, got {query.dtype} on {query.device}")
-    counts = counted(lengths, rows, keys)
+        raise TypeError(f"the fused step must get float32 or float64 on the CPU, got {query.dtype} on {query.device}")
+    counts = key_counts(lengths, rows, keys)
     return AdditiveStep.apply(query, key, weight, value, counts)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def counted(lengths: Tensor | None, rows: int, keys: int) -> Tensor:
-    """How many keys each row sees, `[rows]` in int64; they are there."""
+def key_counts(lengths: Tensor | None, rows: int, keys: int) -> Tensor:
+    """The number of keys of each row, `[rows]` in int64; raises ValueError if a row has fewer."""
     if lengths is None:
         return torch.full((rows,), keys)
     if lengths.shape != (rows,) or (rows and not 0 <= int(lengths.min()) <= int(lengths.max()) <= keys):
@@ -76,122 +87,114 @@ def counted(lengths: Tensor | None, rows: int, keys: int) -> Tensor:
 
 
 class AdditiveStep(torch.autograd.Function):
-    """(mean, share) of query, key, weight and value."""
+    """(mean, weights) of query, key, weight and value."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, weight: Tensor, value: Tensor, counts: Tensor
     ) -> tuple[Tensor, Tensor]:
         query, key, weight, value = (x.contiguous() for x in (query, key, weight, value))
-        mean, share = value.new_empty(len(value), value.shape[2]), key.new_empty(key.shape[:2])
-        forward(query, Seen(key, weight, value, counts), mean, share)
-        ctx.save_for_backward(query, key, weight, value, counts, share)
-        return mean, share
+        mean, attention = value.new_empty(len(value), value.shape[2]), key.new_empty(key.shape[:2])
+        forward(query, KeysAndValues(key, weight, value, counts), mean, attention)
+        ctx.save_for_backward(query, key, weight, value, counts, attention)
+        return mean, attention
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, mean_slope: Tensor, share_slope: Tensor) -> tuple[Tensor | None, ...]:
-        query, *seen, share = ctx.saved_tensors
-        mean_slope, share_slope = mean_slope.contiguous(), share_slope.clone(memory_format=torch.contiguous_format)
-        query_slope, key_slope = torch.empty_like(query), torch.zeros_like(seen[0])
-        weight_slope = backward(query, Seen(*seen), share, Slopes(mean_slope, share_slope, query_slope, key_slope))
-        value_slope = share.unsqueeze(-1) * mean_slope.unsqueeze(1) if ctx.needs_input_grad[3] else None
-        return query_slope, key_slope, weight_slope, value_slope, None
+    def backward(ctx: Any, mean_grad: Tensor, attention_grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, weight, value, counts, attention = ctx.saved_tensors
+        mean_grad = mean_grad.contiguous()
+        attention_grad = attention_grad.clone(memory_format=torch.contiguous_format)
+        gradients = StepGradients(mean_grad, attention_grad, torch.empty_like(query), torch.zeros_like(key))
+        weight_grad = backward(query, KeysAndValues(key, weight, value, counts), attention, gradients)
+        value_grad = attention.unsqueeze(-1) * mean_grad.unsqueeze(1) if ctx.needs_input_grad[3] else None
+        return gradients.query, gradients.key, weight_grad, value_grad, None
 
 
-def forward(query: Tensor, seen: Seen, mean: Tensor, share: Tensor) -> None:
+def forward(query: Tensor, memory: KeysAndValues, mean: Tensor, attention: Tensor) -> None:
     """Write the mean `[rows, v]` and the weights `[rows, n]` of queries `[rows, h]`."""
-    key, weight, value, counts = seen
+    key, weight, value, counts = memory
     if not fusible(query, key, weight, value):
-        found = torch.tanh(query.unsqueeze(1) + key) @ weight
+        logits = torch.tanh(query.unsqueeze(1) + key) @ weight
         if counts is not None:
-            found = found.masked_fill(torch.arange(key.shape[1], device=key.device) >= counts.unsqueeze(1), -math.inf)
-        share.copy_(softmax(found))
-        mean.copy_(torch.bmm(share.unsqueeze(1), value).squeeze(1))
+            hidden = torch.arange(key.shape[1], device=key.device) >= counts.unsqueeze(1)
+            logits = logits.masked_fill(hidden, -math.inf)
+        attention.copy_(softmax(logits))
+        mean.copy_(torch.bmm(attention.unsqueeze(1), value).squeeze(1))
         return
-    from regard.ops import additive_loops
+    from regard.ops import recurrent_loops
 
-    asked, keys, by, values, count, means, shares = numpy(query, key, weight, value, known(seen), mean, share)
+    q, k, w, v, count, means, weights = as_arrays(query, key, weight, value, counts_of(memory), mean, attention)
 
     def task(rows: slice) -> None:
-        own = asked[rows], keys[rows], by, values[rows], count[rows]
-        additive_loops.forward(*own, means[rows], shares[rows])
+        recurrent_loops.additive_forward(q[rows], k[rows], w, v[rows], count[rows], means[rows], weights[rows])
 
-    spread(task, pieces(len(key), key[:1].numel()))
-
-
-class Slopes(NamedTuple):
-    """What the loss gains with what a step gave, and what it was given."""
-
-    mean: Tensor  # [rows, v]
-    share: Tensor  # [rows, n]  of the weights by themselves; it is scratch afterwards
-    query: Tensor  # [rows, h or more]  of which the first h are written
-    key: Tensor  # [rows, n, h]  added to
+    spread(task, row_slices(len(key), key[:1].numel()))
 
 
-def backward(query: Tensor, seen: Seen, share: Tensor, slopes: Slopes) -> Tensor:
-    """The slope of the weight `[h]`; those of query and key go into their places.
+def backward(query: Tensor, memory: KeysAndValues, attention: Tensor, gradients: StepGradients) -> Tensor:
+    """The gradient of the weight `[h]`; those of query and key are written into `gradients`.
 
-    That of the values, share ⊗ mean's, is one product of matrices over all steps: it is not done here.
+    The gradient of the values, attention ⊗ mean's, is one matrix product over all steps: the caller does it.
     """
-    key, weight, value, _ = seen
+    key, weight, value, _ = memory
     if not fusible(query, key, weight, value):
-        pull = torch.baddbmm(slopes.share.unsqueeze(1), slopes.mean.unsqueeze(1), value.mT).squeeze(1)
-        pull = share * (pull - (share * pull).sum(dim=1, keepdim=True))
+        grad = torch.baddbmm(gradients.attention.unsqueeze(1), gradients.mean.unsqueeze(1), value.mT).squeeze(1)
+        score_grad = attention * (grad - (attention * grad).sum(dim=1, keepdim=True))
         hidden = torch.tanh(query.unsqueeze(1) + key)
-        step = pull.unsqueeze(2) * weight * (1 - hidden.square())
-        slopes.query[:, : len(weight)] = step.sum(dim=1)
-        slopes.key.add_(step)
-        return torch.einsum("rk,rkh->h", pull, hidden)
-    from regard.ops import additive_loops
+        sum_grad = score_grad.unsqueeze(2) * weight * (1 - hidden.square())
+        gradients.query[:, : len(weight)] = sum_grad.sum(dim=1)
+        gradients.key.add_(sum_grad)
+        return torch.einsum("rk,rkh->h", score_grad, hidden)
+    from regard.ops import recurrent_loops
 
-    asked, keys, by, values, count, shares = numpy(query, key, weight, value, known(seen), share)
-    pulls = numpy(*slopes)
+    q, k, w, v, count, weights = as_arrays(query, key, weight, value, counts_of(memory), attention)
+    grads = as_arrays(*gradients)
 
     def task(rows: slice) -> Tensor:
-        summed = torch.zeros_like(weight)
-        own = asked[rows], keys[rows], by, values[rows], count[rows], shares[rows]
-        additive_loops.backward(*own, *(pull[rows] for pull in pulls), summed.numpy())
-        return summed
+        weight_grad = torch.zeros_like(weight)
+        inputs = q[rows], k[rows], w, v[rows], count[rows], weights[rows]
+        recurrent_loops.additive_backward(*inputs, *(grad[rows] for grad in grads), weight_grad.numpy())
+        return weight_grad
 
-    return sum(spread(task, pieces(len(key), key[:1].numel())), torch.zeros_like(weight))
+    return sum(spread(task, row_slices(len(key), key[:1].numel())), torch.zeros_like(weight))
 
 
 @torch.no_grad()
-def scores(query: Tensor, key: Tensor, weight: Tensor, which: Tensor) -> Tensor:
+def scores(query: Tensor, key: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     """The scores `[rows, n]` of queries `[rows, h]`, without gradients.
 
-    key     `[some, n, h]`
-    which   `[rows]`, whose keys each row has
+    key     `[groups, n, h]`
+    index   `[rows]`: row r has the keys `key[index[r]]`
 
     >>> import torch
     >>> scores(torch.randn(3, 7), torch.randn(2, 5, 7), torch.randn(7), torch.tensor([0, 0, 1])).shape
     torch.Size([3, 5])
     """
     if not fusible(query, key, weight):
-        return torch.tanh(query.unsqueeze(1) + key[which]) @ weight
-    from regard.ops import additive_loops
+        return torch.tanh(query.unsqueeze(1) + key[index]) @ weight
+    from regard.ops import recurrent_loops
 
     out = query.new_empty(len(query), key.shape[1])
-    asked, keys, by, numbers, into = numpy(*(x.contiguous() for x in (query, key, weight, which)), out)
+    q, k, w, indices, into = as_arrays(*(x.contiguous() for x in (query, key, weight, index)), out)
     spread(
-        lambda rows: additive_loops.scores(asked[rows], keys, by, numbers[rows], into[rows]),
-        pieces(len(query), key[:1].numel()),
+        lambda rows: recurrent_loops.additive_scores(q[rows], k, w, indices[rows], into[rows]),
+        row_slices(len(query), key[:1].numel()),
     )
     return out
 
 
-def known(seen: Seen) -> Tensor:
-    """How many keys each row sees."""
-    return counted(None, *seen.key.shape[:2]) if seen.counts is None else seen.counts
+def counts_of(memory: KeysAndValues) -> Tensor:
+    """The number of keys of each row, `[rows]`."""
+    return key_counts(None, *memory.key.shape[:2]) if memory.counts is None else memory.counts
 
 
-def numpy(*tensors: Any) -> list[Any]:
-    """Tensors as the loops take them."""
+def as_arrays(*tensors: Tensor) -> list[NDArray[np.generic]]:
+    """Tensors as NumPy arrays over the same memory, for the loops."""
     return [tensor.numpy() for tensor in tensors]
 
 
-def pieces(rows: int, each: int) -> list[slice]:
-    """Rows of so much work each, shared out between threads where there is much to do."""
-    threads = torch.get_num_threads() if rows * each > ALONE else 1
+def row_slices(rows: int, size: int) -> list[slice]:
+    """The rows, of `size` evaluations of tanh each, divided among threads; one slice if there is little work."""
+    threads = torch.get_num_threads() if rows * size > SINGLE_THREAD_LIMIT else 1
     return list(spans(rows, max(1, -(-rows // threads))))

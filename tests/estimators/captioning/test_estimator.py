@@ -17,7 +17,7 @@ from regard import Captioner
 from regard.data.samples import scenes
 from regard.data.tokenizers import END, UNKNOWN
 from regard.estimators.captioning.networks import caption_text, caption_tokens
-from regard.models.hard_captioner import HardCaptionDecoder
+from regard.models.captioner import HardCaptionDecoder
 from regard.models.image_encoders import SmallResNet
 
 SHORT = TINY | {"epochs": 3}

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from regard import Captioner
 from regard.estimators.captioning import training as module
 from regard.estimators.captioning.training import Example, TrainingData, validation_score, warn_of_soft_epoch
-from regard.models.hard_captioner import HardCaptionDecoder
+from regard.models.captioner import HardCaptionDecoder
 
 TINY = {"least": 1, "size": 4, "hidden": 5, "score_size": 3, "batch_size": 4, "epochs": 2, "warm": 1, "dropout": 0.0,
         "random_state": 0, "verbose": False}  # fmt: skip

@@ -80,7 +80,7 @@ def test_every_model_learns_is_saved_and_depends_on_its_seed_alone(model, tiny, 
     first.save(tmp_path / "model")
     assert regard.load(tmp_path / "model").translate(pairs[0][:5], beam=3) == translations
     if model == "rnn":
-        with pytest.raises(ValueError, match="without attention"):
+        with pytest.raises(ValueError, match="no attention weights"):
             first.evidence("4 July 1976")
     else:
         assert first.evidence("4 July 1976", "1976").weight.shape == (5, 11)

@@ -9,7 +9,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard.decoding import beam
-from regard.models.recurrent import Location, RecurrentEncoder, bahdanau, cells, concat, encoder, luong, vanilla
+from regard.models.recurrent import (
+    Location,
+    RecurrentEncoder,
+    bahdanau,
+    cells,
+    concat,
+    encoder_decoder,
+    luong,
+    vanilla,
+)
 
 bahdanau_module = importlib.import_module("regard.models.recurrent.bahdanau")  # the function has its name
 
@@ -19,31 +28,31 @@ M = 13
 
 
 def location(state, _):
-    return Location(state, room=17)
+    return Location(state, max_length=17)
 
 
 MODELS = {
     "vanilla": (vanilla, {}),
-    "vanilla lstm": (vanilla, {"cell": nn.LSTM, "layers": 2, "both_ways": True, "maxout": False, "tied": True}),
+    "vanilla lstm": (vanilla, {"cell": nn.LSTM, "layers": 2, "bidirectional": True, "maxout": False, "tied": True}),
     "vanilla cold": (vanilla, {"warm": False}),
     "vanilla cold lstm": (vanilla, {"warm": False, "cell": nn.LSTM}),
     "bahdanau": (bahdanau, {}),
     "bahdanau lstm": (bahdanau, {"cell": nn.LSTM, "layers": 3, "alignment": 3, "maxout": False, "tied": True}),
-    "bahdanau one way": (bahdanau, {"both_ways": False, "layers": 2}),
+    "bahdanau one way": (bahdanau, {"bidirectional": False, "layers": 2}),
     "luong dot": (luong, {"score": None}),
-    "luong general": (luong, {"both_ways": True, "feeding": False, "tied": True}),
-    "luong general fed": (luong, {"both_ways": True, "layers": 2, "tied": True}),
+    "luong general": (luong, {"bidirectional": True, "feeding": False, "tied": True}),
+    "luong general fed": (luong, {"bidirectional": True, "layers": 2, "tied": True}),
     "luong concat": (luong, {"score": concat, "cell": nn.GRU, "feeding": False, "layers": 2}),
     "luong location": (luong, {"score": location, "feeding": False}),
     "luong location fed": (luong, {"score": location, "radius": 2, "predicted": False}),
     "luong local-m": (luong, {"score": None, "radius": 2, "predicted": False, "feeding": False}),
     "luong local-p": (luong, {"radius": 3, "feeding": False}),
-    "luong local-p fed": (luong, {"radius": 3, "score": concat, "both_ways": True}),
+    "luong local-p fed": (luong, {"radius": 3, "score": concat, "bidirectional": True}),
 }
 named = pytest.mark.parametrize("name", MODELS)
 
 
-def made(name, **more):
+def make_model(name, **more):
     torch.manual_seed(3)
     build, settings = MODELS[name]
     model = build(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, **settings, **more)
@@ -59,13 +68,13 @@ def sentences():
 
 
 def gradients(logits, model):
-    pull = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=logits.dtype)
-    return torch.autograd.grad((logits * pull).sum(), list(model.parameters()))
+    grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=logits.dtype)
+    return torch.autograd.grad((logits * grad).sum(), list(model.parameters()))
 
 
 @named
-def test_models_are_their_equations(name):
-    model, batch = made(name), sentences()
+def test_models_equal_their_equations(name):
+    model, batch = make_model(name), sentences()
     found, (expected, weights) = model(*batch), slow(name, model, *batch)
     assert_close(found, expected, rtol=1e-10, atol=1e-10)
     names = [key for key, _ in model.named_parameters()]
@@ -78,52 +87,52 @@ def test_models_are_their_equations(name):
 
 
 @named
-def test_fused_loops_and_torchs_steps_are_the_same(name, monkeypatch):
-    model, batch = made(name), sentences()
+def test_fused_loops_equal_torch(name, monkeypatch):
+    model, batch = make_model(name), sentences()
     fused = model(*batch)
     before = gradients(fused, model)
-    for module in (bahdanau_module, cells, encoder):
+    for module in (bahdanau_module, cells, encoder_decoder):
         monkeypatch.setattr(module, "fusible", lambda *_: False)
     plain = model(*batch)
     assert_close(plain, fused, rtol=1e-10, atol=1e-10)
     assert_close(gradients(plain, model), before, rtol=1e-8, atol=1e-10)
 
 
-def test_a_score_with_another_activation_is_called(monkeypatch):
-    model, batch = made("bahdanau"), sentences()
+def test_a_score_with_another_activation_is_used(monkeypatch):
+    model, batch = make_model("bahdanau"), sentences()
     model.score.activation = torch.sigmoid
     weight = model.look(*batch)
-    assert not torch.allclose(weight, made("bahdanau").look(*batch))
+    assert not torch.allclose(weight, make_model("bahdanau").look(*batch))
     monkeypatch.setattr(bahdanau_module, "fusible", lambda *_: False)
     assert_close(model.look(*batch), weight)
 
 
 @named
-def test_steps_are_the_whole_pass(name):
-    model, (source, lengths, target) = made(name).eval(), sentences()
+def test_steps_equal_the_whole_pass(name):
+    model, (source, lengths, target) = make_model(name).eval(), sentences()
     whole = model(source, lengths, target).log_softmax(dim=-1)
     with torch.inference_mode():
         state = model.begin(source, lengths, M)
-        for place in range(M):
-            state, found = model.step(state, target[:, place])
-            assert_close(found, whole[:, place], rtol=1e-9, atol=1e-9)
+        for position in range(M):
+            state, found = model.step(state, target[:, position])
+            assert_close(found, whole[:, position], rtol=1e-9, atol=1e-9)
 
 
 @named
-def test_padding_does_not_matter(name):
-    model, (source, lengths, target) = made(name), sentences()
+def test_padding_changes_nothing(name):
+    model, (source, lengths, target) = make_model(name), sentences()
     whole = model(source, lengths, target)
     other = torch.cat([source, torch.zeros(len(source), 3, dtype=torch.long)], dim=1)
     for row, length in enumerate(lengths.tolist()):
-        alone = model(source[row : row + 1, :length], lengths[row : row + 1], target[row : row + 1])
-        assert_close(alone[0], whole[row], rtol=1e-9, atol=1e-9)
+        single = model(source[row : row + 1, :length], lengths[row : row + 1], target[row : row + 1])
+        assert_close(single[0], whole[row], rtol=1e-9, atol=1e-9)
         other[row, length:] = (row + 5) % WORDS
     assert_close(model(other, lengths, target), whole, rtol=1e-9, atol=1e-9)
 
 
 @named
-def test_logits_are_read_with_the_reader(name):
-    model, batch = made(name), sentences()
+def test_logits_use_the_output_weights(name):
+    model, batch = make_model(name), sentences()
     weight, bias = model.output_weights
     assert weight.shape == (TOKENS, model.rows(*batch).shape[-1])
     assert_close(model.rows(*batch) @ weight.T + bias, model(*batch))
@@ -131,8 +140,8 @@ def test_logits_are_read_with_the_reader(name):
 
 
 @named
-def test_what_a_beam_says_of_its_best_is_what_the_whole_pass_says(name):
-    model, (source, lengths, _) = made(name).eval(), sentences()
+def test_the_log_probability_of_a_beam_is_that_of_the_whole_pass(name):
+    model, (source, lengths, _) = make_model(name).eval(), sentences()
     start = torch.ones(len(source), dtype=torch.long)
     with torch.inference_mode():
         found = beam(model.step, model.begin(source, lengths, 9), start, end=2, length=9, size=3)
@@ -145,42 +154,46 @@ def test_what_a_beam_says_of_its_best_is_what_the_whole_pass_says(name):
 
 
 @named
-def test_dropout_is_of_training_alone(name):
-    model, batch = made(name, dropout=0.5), sentences()
+def test_dropout_applies_in_training_only(name):
+    model, batch = make_model(name, dropout=0.5), sentences()
     assert not torch.allclose(model(*batch), model(*batch))
     model.eval()
-    assert_close(model(*batch), made(name)(*batch))
+    assert_close(model(*batch), make_model(name)(*batch))
 
 
 @pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
-def test_the_encoders_states_are_torchs_and_0_behind_each_end(cell):
-    reader = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2).double()
+def test_the_encoders_states_equal_torchs_and_are_0_at_padding(cell):
+    encoder = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2).double()
     rows = torch.randn(len(LENGTHS), int(LENGTHS.max()) + 2, SIZE, dtype=torch.float64)
-    states = reader(rows, LENGTHS)
+    states = encoder(rows, LENGTHS)
     assert (states[torch.arange(rows.shape[1]) >= LENGTHS[:, None]] == 0).all()
-    assert_close(states, reader.packed(rows, LENGTHS), rtol=1e-11, atol=1e-12)
+    assert_close(states, encoder.run_packed(rows, LENGTHS), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
-def test_what_is_dropped_between_layers_does_not_reach_the_next(cell):
-    reader = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2, dropout=1.0)
+def test_dropout_between_layers(cell):
+    encoder = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2, dropout=1.0)
     decoder, zero = cell(SIZE, HIDDEN, 2, batch_first=True, dropout=1.0), torch.zeros(len(LENGTHS), HIDDEN)
     start = [(zero, zero) if cell is nn.LSTM else (zero,)] * 2
 
     def found(scale):
         rows = torch.full((len(LENGTHS), int(LENGTHS.max()), SIZE), scale)
         gates = cells.weights_of(decoder).gates(rows[:, 0])
-        return reader(rows, LENGTHS), cells.run(decoder, rows, start), cells.stack_step(decoder, gates, start)[1][0]
+        return (
+            encoder(rows, LENGTHS),
+            cells.run_layers(decoder, rows, start),
+            cells.layers_step(decoder, gates, start)[1][0],
+        )
 
     for one, other in zip(found(1.0), found(2.0), strict=True):
         assert_close(one, other)
-    reader.eval()
+    encoder.eval()
     decoder.eval()
     for one, other in zip(found(1.0), found(2.0), strict=True):
         assert not torch.allclose(one, other)
 
 
-def test_one_vocabulary_has_one_set_of_vectors():
+def test_a_shared_vocabulary_has_one_embedding():
     for build in (vanilla, bahdanau, luong):
         model = build(TOKENS, TOKENS, size=SIZE, hidden=HIDDEN, shared=True, tied=True)
         assert model.source is model.target
@@ -189,25 +202,27 @@ def test_one_vocabulary_has_one_set_of_vectors():
             build(23, 29, size=SIZE, hidden=HIDDEN, shared=True)
 
 
-def test_what_cannot_be_done_says_why():
+def test_invalid_inputs_raise():
     source, lengths, target = sentences()
-    with pytest.raises(ValueError, match="without attention looks at nothing"):
-        made("vanilla").look(source, lengths, target)
+    with pytest.raises(
+        ValueError, match="a vanilla model has no attention weights; use bahdanau, luong or transformer"
+    ):
+        make_model("vanilla").look(source, lengths, target)
     with pytest.raises(ValueError, match="at most 17 tokens, got 18"):
-        made("luong location")(source.repeat(1, 2)[:, :18], lengths, target)
+        make_model("luong location")(source.repeat(1, 2)[:, :18], lengths, target)
     with pytest.raises(ValueError, match="states of one size, got 5 and 10: use Bilinear"):
-        luong(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, score=None, both_ways=True)
+        luong(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, score=None, bidirectional=True)
     with pytest.raises(ValueError, match="radius must be a positive whole number, got 0"):
         luong(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, radius=0)
     with pytest.raises(ValueError, match="below 29, the vocabulary, got 29"):
-        made("bahdanau")(source + WORDS - int(source.max()), lengths, target)
-    reader, rows = RecurrentEncoder(SIZE, HIDDEN), torch.randn(3, 4, SIZE)
+        make_model("bahdanau")(source + WORDS - int(source.max()), lengths, target)
+    encoder, rows = RecurrentEncoder(SIZE, HIDDEN), torch.randn(3, 4, SIZE)
     with pytest.raises(ValueError, match="at least 1 and at most 4, the tokens given, got 0"):
-        reader(rows, torch.tensor([4, 0, 1]))
+        encoder(rows, torch.tensor([4, 0, 1]))
     with pytest.raises(ValueError, match="at least 1 and at most 4, the tokens given, got 5"):
-        reader(rows, torch.tensor([4, 5, 1]))
+        encoder(rows, torch.tensor([4, 5, 1]))
     with pytest.raises(ValueError, match=r"whole numbers \[3\], got shape \[2\]"):
-        reader(rows, torch.tensor([4, 1]))
+        encoder(rows, torch.tensor([4, 1]))
     for setting in ("size", "hidden", "layers"):
         with pytest.raises(ValueError, match=f"{setting} must be a positive whole number, got 0"):
             bahdanau(WORDS, TOKENS, **{"size": SIZE, "hidden": HIDDEN, setting: 0})

@@ -56,8 +56,7 @@ from regard.estimators.settings import (
     setting,
     with_settings,
 )
-from regard.models.captioner import CaptionDecoder
-from regard.models.hard_captioner import HardCaptionDecoder
+from regard.models.captioner import CaptionDecoder, HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read_folder, write_folder
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
@@ -166,7 +165,7 @@ class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
         """Train the decoder, and an encoder that is not frozen."""
         model: nn.Module = decoder if encoder.frozen else nn.ModuleDict({"sight": encoder, "decoder": decoder})
         if encoder.frozen:
-            decoder.adapt(grids(torch.randperm(len(data.training))[:SCALE_IMAGES]))
+            decoder.fit_scaling(grids(torch.randperm(len(data.training))[:SCALE_IMAGES]))
         optimizer = adamw(model, self.learning_rate, self.weight_decay)
 
         def batches(epoch: int) -> CaptionBatches:

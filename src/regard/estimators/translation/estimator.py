@@ -276,12 +276,12 @@ class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
             "dot": None,
             "general": Bilinear,
             "concat": concat,
-            "location": lambda state, _: Location(state, room=self.longest),
+            "location": lambda state, _: Location(state, max_length=self.longest),
         }
         return luong(
             *known.sizes,
             score=scores[self.attention],
-            both_ways=self.attention != "dot",
+            bidirectional=self.attention != "dot",
             radius=None if self.window is None else self.radius,
             predicted=self.window == "local-p",
             feeding=self.input_feeding,

@@ -1,23 +1,22 @@
-"""Sequence to sequence by recurrence: from one context vector to one for each word.
+"""Recurrent sequence-to-sequence models, with one context vector for all words or one for each.
 
-    vanilla    c is the encoder's last state, the same for every step      Cho et al. 2014
-    bahdanau   c_t = attend(s_{t−1}, h), and goes into the recurrence      Bahdanau, Cho, Bengio 2015
-    luong      c_t = attend(s_t, h), and goes into what is read            Luong, Pham, Manning 2015
+    vanilla    c is the encoder's final state, the same for every step     Cho et al. 2014
+    bahdanau   c_t = attend(s_{t−1}, h), an input of the recurrence        Bahdanau, Cho, Bengio 2015
+    luong      c_t = attend(s_t, h), an input of the output layer          Luong, Pham, Manning 2015
 
-All of them, and the Transformer, are called alike. source `[batch, n]` and target `[batch, m]` are whole numbers padded
-behind; `lengths` `[batch]` say how much of each source counts; the target is what the decoder reads, start token first.
+These models and the Transformer have the same methods. source `[batch, n]` and target `[batch, m]` are integers, padded
+at the end; `lengths` `[batch]` are the numbers of source tokens; the target starts with the start token.
 
-    rows(source, lengths, target)     [batch, m, size]        what is read out, teacher-forced, all steps
+    rows(source, lengths, target)     [batch, m, size]        inputs of the output layer, teacher-forced, all steps
     logits(rows)                      [..., vocabulary]       `output_weights` has its weight and bias
     forward(source, lengths, target)  [batch, m, vocabulary]  logits(rows(…))
-    look(source, lengths, target)     [batch, m, n]           how each target position looked at the source
+    look(source, lengths, target)     [batch, m, n]           the attention weights of each target position
     begin(source, lengths, max_length), step(state, last)     for `regard.decoding`
 """
 
 from regard.models.recurrent.bahdanau import Bahdanau, bahdanau
-from regard.models.recurrent.encoder import RecurrentEncoder
+from regard.models.recurrent.encoder_decoder import RecurrentEncoder, Vanilla, vanilla
 from regard.models.recurrent.luong import Global, Local, Location, Luong, concat, luong
-from regard.models.recurrent.vanilla import Vanilla, vanilla
 
 __all__ = [
     "Bahdanau",

@@ -1,4 +1,4 @@
-"""The cells of torch's `nn.GRU` and `nn.LSTM`: their weights, one step of them, and all steps at once."""
+"""Parts of the recurrent models: the cells of torch's `nn.GRU` and `nn.LSTM`, initial states, embeddings, output."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.checks import positive
+from regard.layers.cache import FixedTensors
+from regard.models.transformer import Embedding
 from regard.ops.additive import fusible
 from regard.ops.attentive_rnn import recurrence
 from regard.ops.hashed_dropout import dropped
@@ -24,24 +27,24 @@ class Weights(NamedTuple):
     hidden_bias: Tensor
 
     def gates(self, x: Tensor) -> Tensor:
-        """The part of the gates that an input has, which may be the first numbers of the cell's: with the bias."""
+        """The input's part of the gates, with bias; x may be only the first features of the input."""
         return functional.linear(x, self.input[:, : x.shape[-1]], self.input_bias)
 
-    def more(self, x: Tensor) -> Tensor:
-        """The part of the gates that the last numbers of an input have."""
+    def extra_gates(self, x: Tensor) -> Tensor:
+        """The part of the gates, without bias, of the last features of the input."""
         return functional.linear(x, self.input[:, -x.shape[-1] :])
 
 
-def weights_of(rnn: nn.RNNBase, layer: int = 0, back: bool = False) -> Weights:
-    """The parameters of one layer, of the way back where it has one."""
-    name = f"l{layer}_reverse" if back else f"l{layer}"
+def weights_of(rnn: nn.RNNBase, layer: int = 0, *, reverse: bool = False) -> Weights:
+    """The parameters of one layer, in its forward or its reverse direction."""
+    name = f"l{layer}_reverse" if reverse else f"l{layer}"
     return Weights(*(getattr(rnn, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
 
 
 def cell_step(gates: Tensor, state: State, weights: Weights) -> State:
-    """One step of a GRU or an LSTM, whose input's part of the gates is given with its bias: `[rows, gates · hidden]`.
+    """One step of a GRU or an LSTM, from the input's part of the gates with its bias: `[rows, gates · hidden]`.
 
-    As torch defines them: a GRU's reset gate is on U s + b, and its update gate says how much of s stays.
+    As torch defines them: a GRU's reset gate applies to U s + b, and its update gate is the fraction of s that stays.
     """
     hidden = functional.linear(state[0], weights.hidden, weights.hidden_bias)
     if len(state) == 1:
@@ -50,15 +53,15 @@ def cell_step(gates: Tensor, state: State, weights: Weights) -> State:
         update = torch.sigmoid(update + hidden_update)
         new = torch.tanh(new + torch.sigmoid(reset + hidden_reset) * hidden_new)
         return (new + update * (state[0] - new),)
-    enter, forget, new, out = (gates + hidden).chunk(4, dim=-1)
+    enter, forget, new, output = (gates + hidden).chunk(4, dim=-1)
     memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(out) * torch.tanh(memory), memory
+    return torch.sigmoid(output) * torch.tanh(memory), memory
 
 
-def run(rnn: nn.GRU | nn.LSTM, x: Tensor, start: list[State], constant: Tensor | None = None) -> Tensor:
-    """All steps of all layers, from states of their own: `[batch, m, size]` to `[batch, m, hidden]`.
+def run_layers(rnn: nn.GRU | nn.LSTM, x: Tensor, start: list[State], constant: Tensor | None = None) -> Tensor:
+    """All steps of all layers from the given states: `[batch, m, size]` to `[batch, m, hidden]`.
 
-    constant   what stands behind x in the input of every step, `[batch, more]`
+    constant   features appended to the input of every step, `[batch, features]`
     """
     if not fusible(x, weights_of(rnn).input):
         if constant is not None:
@@ -66,28 +69,114 @@ def run(rnn: nn.GRU | nn.LSTM, x: Tensor, start: list[State], constant: Tensor |
         stacked = tuple(torch.stack(part) for part in zip(*start, strict=True))
         states: Tensor = rnn(x, stacked if isinstance(rnn, nn.LSTM) else stacked[0])[0]
         return states
-    x = x.transpose(0, 1)  # steps first
-    for number, state in enumerate(start):
-        weights = weights_of(rnn, number)
-        x = between(rnn, x) if number else x
+    x = x.transpose(0, 1)  # [m, batch, size]
+    for layer, state in enumerate(start):
+        weights = weights_of(rnn, layer)
+        x = drop_between(rnn, x) if layer else x
         gates = weights.gates(x)
-        if number == 0 and constant is not None:
-            gates = gates + weights.more(constant)
+        if layer == 0 and constant is not None:
+            gates = gates + weights.extra_gates(constant)
         x = recurrence(gates, state, weights.hidden, weights.hidden_bias)
-    return x.transpose(0, 1)
+    return x.transpose(0, 1)  # [batch, m, hidden]
 
 
-def stack_step(rnn: nn.GRU | nn.LSTM, gates: Tensor, layers: list[State]) -> list[State]:
+def layers_step(rnn: nn.GRU | nn.LSTM, gates: Tensor, layers: list[State]) -> list[State]:
     """One step of all layers, from the input's part of the first one's gates: `[rows, gates · hidden]`."""
-    made: list[State] = []
-    for number, state in enumerate(layers):
-        weights = weights_of(rnn, number)
-        if number:
-            gates = weights.gates(between(rnn, made[-1][0]))
-        made.append(cell_step(gates, state, weights))
-    return made
+    states: list[State] = []
+    for layer, state in enumerate(layers):
+        weights = weights_of(rnn, layer)
+        if layer:
+            gates = weights.gates(drop_between(rnn, states[-1][0]))
+        states.append(cell_step(gates, state, weights))
+    return states
 
 
-def between(rnn: nn.GRU | nn.LSTM, x: Tensor) -> Tensor:
-    """What goes from a layer to the next, of which the share that the module says is dropped in training."""
+def drop_between(rnn: nn.GRU | nn.LSTM, x: Tensor) -> Tensor:
+    """The output of a layer as input of the next: in training with dropout at the module's rate."""
     return dropped(x, rnn.dropout) if rnn.training else x
+
+
+class Start(nn.Module):
+    """s₀ = tanh(W x + b) for each layer of a decoder, and likewise an LSTM's memory: `[batch, size]` to states."""
+
+    def __init__(self, size: int, rnn: nn.RNNBase, layers: int | None = None) -> None:
+        super().__init__()
+        self.layers = rnn.num_layers if layers is None else layers
+        self.kinds = 2 if isinstance(rnn, nn.LSTM) else 1  # tensors of a state
+        self.linear = nn.Linear(size, self.layers * self.kinds * rnn.hidden_size)
+
+    def forward(self, x: Tensor) -> list[State]:
+        parts = torch.tanh(self.linear(x)).chunk(self.layers * self.kinds, dim=-1)
+        return [tuple(parts[first : first + self.kinds]) for first in range(0, len(parts), self.kinds)]
+
+
+def zero_states(rnn: nn.RNNBase, x: Tensor) -> list[State]:
+    """s₀ = 0 for each layer, for as many rows as x has."""
+    zero = x.new_zeros(len(x), rnn.hidden_size)
+    return [(zero, zero) if isinstance(rnn, nn.LSTM) else (zero,)] * rnn.num_layers
+
+
+class DeepOutput(nn.Module):
+    """The row that a word is predicted from: an activation of W_s s_t + W_c c_t + W_y y_{t−1} + b.
+
+    (Bahdanau et al. 2015, A.2.2.) With `maxout`, the larger of each pair of twice as many features; otherwise tanh. It
+    uses the new state s_t, as in p(y_t) = g(y_{t−1}, s_t, c_t). The result is `[..., size]`.
+    """
+
+    def __init__(self, state: int, context: int, word: int, size: int, *, maxout: bool = True) -> None:
+        super().__init__()
+        self.size, self.maxout = positive("size", size), maxout
+        width = 2 * size if maxout else size
+        self.state, self.context, self.word = (
+            nn.Linear(state, width),
+            nn.Linear(context, width, bias=False),
+            nn.Linear(word, width, bias=False),
+        )
+
+    def forward(self, state: Tensor, context: Tensor, word: Tensor) -> Tensor:
+        total: Tensor = self.state(state) + self.context(context) + self.word(word)
+        if not self.maxout:
+            return torch.tanh(total)
+        return total.view(*total.shape[:-1], self.size, 2).amax(dim=-1)  # [..., 2 · size] as pairs
+
+
+class DecodingState(NamedTuple):
+    """The state of translations that are being written."""
+
+    layers: list[State]  # of the decoder
+    encoded: FixedTensors  # computed from the source
+    extra: State = ()  # further outputs of the last step that the next one needs
+
+
+class Embeddings(NamedTuple):
+    """The embeddings and the output layer of a model."""
+
+    source: Embedding
+    target: Embedding
+    read: nn.Linear
+
+
+def make_embeddings(
+    source: int, target: int, size: int, read_size: int, dropout: float, *, shared: bool = False, tied: bool = False
+) -> Embeddings:
+    """Embeddings for two vocabularies, and the output layer for rows of `read_size`.
+
+    shared   source and target have the same vocabulary, and share one embedding
+    tied     the output layer shares its weights with the target's embedding
+    """
+    if shared and source != target:
+        raise ValueError(f"a shared vocabulary must have one size, got {source} and {target}")
+    if tied and size != read_size:
+        raise ValueError(f"a tied output layer must have the embedding's size, {size}, got rows of {read_size}")
+
+    def make_embedding(vocabulary: int) -> Embedding:
+        embedding = Embedding(positive("vocabulary", vocabulary), positive("size", size), dropout=dropout)
+        nn.init.normal_(embedding.token.weight, std=size**-0.5)
+        return embedding
+
+    source_embedding = make_embedding(source)
+    target_embedding = source_embedding if shared else make_embedding(target)
+    read = nn.Linear(read_size, target)
+    if tied:
+        read.weight = target_embedding.token.weight
+    return Embeddings(source_embedding, target_embedding, read)

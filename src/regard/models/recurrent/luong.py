@@ -1,4 +1,4 @@
-"""Attention after the recurrence: the decoder moves, then its new state looks (Luong, Pham, Manning 2015).
+"""Attention after the recurrence: the decoder updates its state, which then attends (Luong, Pham, Manning 2015).
 
     s_t = cell(y_{t−1}, s_{t−1})        c_t = attend(s_t, h)        s̃_t = tanh(W [c_t; s_t])
     p(y_t) = softmax(read(s̃_t))
@@ -6,8 +6,8 @@
     global    all source states; score: `dot`, `Bilinear` ("general"), `Additive` ("concat") or `Location`
     local     those at most `radius` D from a centre p_t, monotonic ("local-m": p_t = t) or predicted ("local-p")
 
-With input feeding the cell's input is [y_{t−1}; s̃_{t−1}]. Without it the states know nothing of what was looked at:
-the decoder runs over all steps in one call, and all steps attend in one.
+With input feeding the cell's input is [y_{t−1}; s̃_{t−1}]. Without it the states do not depend on the attention: the
+decoder runs over all steps in one call, and all steps attend in one.
 """
 
 from collections.abc import Callable
@@ -20,39 +20,47 @@ from regard.attend import attend, look
 from regard.checks import positive
 from regard.layers.cache import FixedTensors
 from regard.masks import Mask, both, padding
-from regard.models.recurrent.cells import Cell, State, run, stack_step, weights_of
-from regard.models.recurrent.encoder import RecurrentEncoder
-from regard.models.recurrent.parts import Reading, Recurrent, Start, ends
+from regard.models.recurrent.cells import (
+    Cell,
+    DecodingState,
+    Start,
+    State,
+    layers_step,
+    make_embeddings,
+    run_layers,
+    weights_of,
+)
+from regard.models.recurrent.encoder_decoder import Recurrent, RecurrentEncoder
 from regard.models.transformer import Embedding
 from regard.scores import Additive, Bilinear, Score, dot
 from regard.weighing import softmax
 
 
 class Location(nn.Module):
-    """Luong's "location" score, W s: of the query alone, one number for each place (section 3.1).
+    """Luong's "location" score, W s: one number per position, from the query alone (section 3.1).
 
-    It is the inner product of the query and a learned vector for the place; what stands there plays no part. Places
-    count from the first key that it is given: it must be given all of them at once, not blocks as by `stream`.
+    It is the inner product of the query and a learned vector of the position, whatever the key there. Positions count
+    from the first key of a call: a call must get all keys at once, not blocks of them as in `stream`.
 
-    room   how many places there are vectors for; a longer source is refused
+    max_length   number of positions with a vector; a longer source raises ValueError
 
     >>> import torch
-    >>> Location(3, room=20)(torch.randn(2, 7, 3), torch.randn(2, 11, 5)).shape
+    >>> Location(3, max_length=20)(torch.randn(2, 7, 3), torch.randn(2, 11, 5)).shape
     torch.Size([2, 7, 11])
     """
 
     width = 1
 
-    def __init__(self, query_size: int, room: int) -> None:
+    def __init__(self, query_size: int, max_length: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(positive("room", room), query_size))
+        self.weight = nn.Parameter(torch.empty(positive("max_length", max_length), query_size))
         nn.init.xavier_uniform_(self.weight)
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
-        room, places = len(self.weight), key.shape[-2]
-        if places > room:
-            raise ValueError(f"a location score was made for sources of at most {room} tokens, got {places}")
-        return query, self.weight[:places].expand(*key.shape[:-1], -1), 1.0
+        max_length, length = len(self.weight), key.shape[-2]
+        if length > max_length:
+            raise ValueError(f"this location score was made for sources of at most {max_length} tokens, got {length}")
+        return query, self.weight[:length].expand(*key.shape[:-1], -1), 1.0
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         query, key, _ = self.as_dot(query, key)
@@ -62,14 +70,14 @@ class Location(nn.Module):
 class Global(nn.Module):
     """Attention to all source states, by a score.
 
-    query `[batch, m, hidden]` of the steps from `at` on, memory `[batch, n, width]`.
+    query `[batch, m, hidden]` of the steps from `first_step` on, memory `[batch, n, width]`.
     """
 
     def __init__(self, score: Score = dot) -> None:
         super().__init__()
         self.score = score
 
-    def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, at: int | Tensor = 0) -> Tensor:
+    def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor = 0) -> Tensor:
         """The contexts `[batch, m, width]`."""
         return attend(query, memory, memory, score=self.score, mask=padding(lengths))
 
@@ -78,21 +86,21 @@ class Global(nn.Module):
         return look(query, memory, score=self.score, mask=padding(lengths))
 
 
-class Near(NamedTuple):
-    """The source around each step's centre, and how much each place in it counts."""
+class LocalWindow(NamedTuple):
+    """The positions around each step's centre, and the factors of their weights."""
 
     mask: Mask
-    fall: Tensor | None  # [batch, m, n]  exp(−(i − p_t)² / 2σ²)
+    falloff: Tensor | None  # [batch, m, n]  exp(−(i − p_t)² / 2σ²); None: 1
 
 
 class Local(nn.Module):
     """Attention to the source states at most `radius` D from a centre p_t (section 3.2).
 
-    monotonic   p_t = t, and the last token where the source is shorter
+    monotonic   p_t = t, or the last token if the source is shorter
     predicted   p_t = n · σ(vᵀ tanh(W s_t)); the softmax over the window is multiplied by a Gaussian around p_t of
-                σ = D/2, so that weights need not add up to 1. p_t learns through the Gaussian.
+                σ = D/2, so weights need not sum to 1. The Gaussian gives p_t its gradient.
 
-    hidden   numbers of a query, for a predicted centre; None: monotonic
+    hidden   size of a query, for a predicted centre; None: monotonic
     """
 
     def __init__(self, score: Score = dot, radius: int = 10, *, hidden: int | None = None) -> None:
@@ -104,48 +112,42 @@ class Local(nn.Module):
                 nn.Linear(hidden, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, 1, bias=False)
             )
 
-    def near(self, query: Tensor, memory: Tensor, lengths: Tensor, at: int | Tensor) -> Near:
-        """Which places the steps see."""
-        place = torch.arange(memory.shape[1], device=query.device)
+    def window(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor) -> LocalWindow:
+        """The window of each step."""
+        position = torch.arange(memory.shape[1], device=query.device)
         if self.centre is None:
-            first = torch.as_tensor(at, device=query.device).reshape(-1, 1)
+            first = torch.as_tensor(first_step, device=query.device).reshape(-1, 1)  # [1 or batch, 1]
             step = torch.arange(query.shape[1], device=query.device) + first
-            away = place - torch.minimum(step, lengths.unsqueeze(-1) - 1).unsqueeze(-1)
-            return Near(both(padding(lengths), away.abs() <= self.radius), None)
+            distance = position - torch.minimum(step, lengths.unsqueeze(-1) - 1).unsqueeze(-1)  # [batch, m, n]
+            return LocalWindow(both(padding(lengths), distance.abs() <= self.radius), None)
         centre = lengths.reshape(-1, 1, 1) * torch.sigmoid(self.centre(query))  # [batch, m, 1]
-        away = place - centre
-        near = away.detach().abs() <= self.radius
-        return Near(both(padding(lengths), near), torch.exp(-2 * (away / self.radius).square()))  # 1/2σ² = 2/D²
+        distance = position - centre
+        inside = distance.detach().abs() <= self.radius
+        falloff = torch.exp(-2 * (distance / self.radius).square())  # 1/2σ² = 2/D²
+        return LocalWindow(both(padding(lengths), inside), falloff)
 
-    def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, at: int | Tensor = 0) -> Tensor:
+    def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor = 0) -> Tensor:
         """The contexts `[batch, m, width]`."""
-        mask, fall = self.near(query, memory, lengths, at)
-        if fall is None:
+        mask, falloff = self.window(query, memory, lengths, first_step)
+        if falloff is None:
             return attend(query, memory, memory, score=self.score, mask=mask)
-        return attend(query, memory, memory, score=self.score, mask=mask, weigh=lambda score: softmax(score) * fall)
+        return attend(query, memory, memory, score=self.score, mask=mask, weigh=lambda score: softmax(score) * falloff)
 
     def look(self, query: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
         """The weights `[batch, m, n]`."""
-        mask, fall = self.near(query, memory, lengths, 0)
+        mask, falloff = self.window(query, memory, lengths, 0)
         weight = look(query, memory, score=self.score, mask=mask)
-        return weight if fall is None else weight * fall
-
-
-class Course(NamedTuple):
-    """What the decoder went through, `[batch, m, …]`."""
-
-    state: Tensor  # s_t of the highest layer, which asks
-    read: Tensor  # s̃_t
+        return weight if falloff is None else weight * falloff
 
 
 class Luong(Recurrent):
-    """A context of its own for each step, which goes into what is read.
+    """A model with one context per step, which is an input of the output layer.
 
     source, target, encoder, read, dropout   see `Recurrent`
     decoder     an `nn.GRU` or `nn.LSTM` of words, or with input feeding of [word; s̃], batch first
     attention   a `Global` or a `Local`
     output      from [c; s] to s̃ before its tanh
-    start       from the encoder's last states to s₀ of all layers
+    start       from the encoder's final states to s₀ of all layers
     feeding     whether s̃_{t−1} is fed to step t
 
     >>> import torch
@@ -174,55 +176,57 @@ class Luong(Recurrent):
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         memory = self.encode(source, lengths)
-        return self.dropout(self.course(memory, lengths, target).read)  # type: ignore[no-any-return]
+        return self.dropout(self.run_decoder(memory, lengths, target)[1])  # type: ignore[no-any-return]
 
-    def course(self, memory: Tensor, lengths: Tensor, target: Tensor) -> Course:
-        """All steps of the decoder."""
-        words, layers = self.target(target), self.start(self.encoder.last(memory, lengths))
+    def run_decoder(self, memory: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """All steps: the states s `[batch, m, hidden]` of the last layer, and s̃ `[batch, m, size]`."""
+        words, layers = self.target(target), self.start(self.encoder.final(memory, lengths))
         if not self.feeding:
-            states = run(self.decoder, words, layers)
-            return Course(states, self.attentional(states, self.attention(states, memory, lengths)))
-        passed, reads = [], []
-        read = words.new_zeros(len(words), self.output.out_features)
+            states = run_layers(self.decoder, words, layers)
+            return states, self.attentional_state(states, self.attention(states, memory, lengths))
+        all_states, all_attentional = [], []
+        attentional = words.new_zeros(len(words), self.output.out_features)
         weights = weights_of(self.decoder)
-        for at, gates in enumerate(weights.gates(words).unbind(dim=1)):
-            layers, read = self.move(gates + weights.more(read), layers, memory, lengths, at)
-            passed.append(layers[-1][0])
-            reads.append(read)
-        return Course(torch.stack(passed, dim=1), torch.stack(reads, dim=1))
+        for step, word_gates in enumerate(weights.gates(words).unbind(dim=1)):
+            gates = word_gates + weights.extra_gates(attentional)
+            layers, attentional = self.decoder_step(gates, layers, memory, lengths, step)
+            all_states.append(layers[-1][0])
+            all_attentional.append(attentional)
+        return torch.stack(all_states, dim=1), torch.stack(all_attentional, dim=1)
 
-    def move(
-        self, gates: Tensor, layers: list[State], memory: Tensor, lengths: Tensor, at: int | Tensor
+    def decoder_step(
+        self, gates: Tensor, layers: list[State], memory: Tensor, lengths: Tensor, step: int | Tensor
     ) -> tuple[list[State], Tensor]:
-        """One step: move, then look. The new states, and s̃ `[rows, size]`."""
-        layers = stack_step(self.decoder, gates, layers)
+        """One step: update, then attend. Returns the new states, and s̃ `[rows, size]`."""
+        layers = layers_step(self.decoder, gates, layers)
         query = layers[-1][0].unsqueeze(1)
-        return layers, self.attentional(query, self.attention(query, memory, lengths, at)).squeeze(1)
+        return layers, self.attentional_state(query, self.attention(query, memory, lengths, step)).squeeze(1)
 
-    def attentional(self, state: Tensor, context: Tensor) -> Tensor:
+    def attentional_state(self, state: Tensor, context: Tensor) -> Tensor:
         """s̃ = tanh(W [c; s])."""
         return torch.tanh(self.output(torch.cat([context, state], dim=-1)))
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """How each target position looked at the source: `[batch, m, n]`."""
+        """The attention weights of each target position: `[batch, m, n]`."""
         memory = self.encode(source, lengths)
-        return self.attention.look(self.course(memory, lengths, target).state, memory, lengths)
+        return self.attention.look(self.run_decoder(memory, lengths, target)[0], memory, lengths)
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> Reading:
-        """The state that decoding starts from; `max_length` is not used."""
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> DecodingState:
+        """The state before the first token; `max_length` is not used."""
         memory = self.encode(source, lengths)
-        read = memory.new_zeros(len(memory), self.output.out_features)
-        layers = self.start(self.encoder.last(memory, lengths))
-        return Reading(layers, FixedTensors(memory, lengths), (read, torch.zeros_like(lengths)))
+        attentional = memory.new_zeros(len(memory), self.output.out_features)
+        layers = self.start(self.encoder.final(memory, lengths))
+        return DecodingState(layers, FixedTensors(memory, lengths), (attentional, torch.zeros_like(lengths)))
 
-    def step(self, state: Reading, last: Tensor) -> tuple[Reading, Tensor]:
+    def step(self, state: DecodingState, last: Tensor) -> tuple[DecodingState, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        (memory, lengths), (read, at), weights = state.kept.tensors, state.more, weights_of(self.decoder)
-        gates = weights.gates(self.word(last))
+        (memory, lengths), (attentional, step), weights = state.encoded.tensors, state.extra, weights_of(self.decoder)
+        gates = weights.gates(self.embed_token(last))
         if self.feeding:
-            gates = gates + weights.more(read)
-        layers, read = self.move(gates, state.layers, memory, lengths, at)
-        return state._replace(layers=layers, more=(read, at + 1)), self.logits(read).log_softmax(dim=-1)
+            gates = gates + weights.extra_gates(attentional)
+        layers, attentional = self.decoder_step(gates, state.layers, memory, lengths, step)
+        log_probs = self.logits(attentional).log_softmax(dim=-1)
+        return state._replace(layers=layers, extra=(attentional, step + 1)), log_probs
 
 
 def luong(
@@ -233,7 +237,7 @@ def luong(
     hidden: int = 512,
     cell: Cell = nn.LSTM,
     layers: int = 1,
-    both_ways: bool = False,
+    bidirectional: bool = False,
     score: Callable[[int, int], Score] | None = Bilinear,
     radius: int | None = None,
     predicted: bool = True,
@@ -242,14 +246,16 @@ def luong(
     shared: bool = False,
     tied: bool = False,
 ) -> Luong:
-    """The attention model for two vocabularies of these sizes; s̃ has the size of a state, or of a vector where tied.
+    """The attention model for two vocabularies of these sizes; s̃ has the size of a state, if tied of an embedding.
 
-    both_ways      whether the encoder also reads from the end
-    score          from the sizes of a decoder's and an encoder's state to the score: `Bilinear`, `concat`, or
-                   `lambda state, _: Location(state, room=100)`; None: `dot`, for which they must be equal
-    radius         D of local attention, around a centre that is predicted or not; None: global
-    feeding        whether s̃ is fed to the next step
-    shared, tied   one vector for a token of both sides; and for what its logit is read with
+    bidirectional   whether the encoder also reads from the end
+    score           from the sizes of a decoder's and an encoder's state to the score: `Bilinear`, `concat`, or
+                    `lambda state, _: Location(state, max_length=100)`; None: `dot`, for which they must be equal
+    radius          D of local attention; None: global attention
+    predicted       whether the centre of local attention is predicted; otherwise monotonic
+    feeding         whether s̃ is an input of the next step
+    shared          source and target have the same vocabulary, and share one embedding
+    tied            the output layer shares its weights with the target's embedding
 
     >>> import torch
     >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
@@ -257,16 +263,27 @@ def luong(
     torch.Size([2, 9, 7])
     """
     read_size = size if tied else hidden
-    into, out, read = ends(source, target, size, read_size, dropout, shared=shared, tied=tied)
-    encoder = RecurrentEncoder(size, hidden, cell=cell, layers=layers, both_ways=both_ways, dropout=dropout)
+    embeddings = make_embeddings(source, target, size, read_size, dropout, shared=shared, tied=tied)
+    encoder = RecurrentEncoder(size, hidden, cell=cell, layers=layers, bidirectional=bidirectional, dropout=dropout)
     if score is None and encoder.width != hidden:
         raise ValueError(f"dot needs states of one size, got {hidden} and {encoder.width}: use Bilinear")
-    made = dot if score is None else score(hidden, encoder.width)
-    attention = Global(made) if radius is None else Local(made, radius, hidden=hidden if predicted else None)
-    x = size + read_size if feeding else size
-    decoder = cell(x, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+    scoring = dot if score is None else score(hidden, encoder.width)
+    attention = Global(scoring) if radius is None else Local(scoring, radius, hidden=hidden if predicted else None)
+    input_size = size + read_size if feeding else size
+    decoder = cell(input_size, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
     output, start = nn.Linear(encoder.width + hidden, read_size, bias=False), Start(encoder.width, decoder)
-    return Luong(into, out, encoder, decoder, attention, output, start, read, feeding=feeding, dropout=dropout)
+    return Luong(
+        embeddings.source,
+        embeddings.target,
+        encoder,
+        decoder,
+        attention,
+        output,
+        start,
+        embeddings.read,
+        feeding=feeding,
+        dropout=dropout,
+    )
 
 
 def concat(state: int, memory: int) -> Additive:

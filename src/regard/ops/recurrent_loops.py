@@ -1,0 +1,246 @@
+"""Numba loops of `additive`, `attentive_rnn` and `attentive_lstm`: the additive score, and the gates of GRU and LSTM.
+
+Arrays are `[rows, …]` with each row contiguous; loops are compiled for float32 and float64. Division follows NumPy's
+`error_model`: Python's check for zero would prevent vectorisation.
+
+Additive score: one query per row, from the score to the mean in one pass, and its backward.
+
+Cells: one pass per step, forward and backward. Gates are in torch's order: reset, update, new for a GRU; input, forget,
+new, output for an LSTM. `hidden` is the previous state's part of the gates, from column `offset` on. Each loop writes
+one array, so that the compiler has few arrays to check for overlap before it vectorises.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from regard.compiled import compiled
+from regard.compiled.math import EXACT, SUM, Floats, exponential, sigmoid, tanh
+
+
+@njit(fastmath=SUM, error_model="numpy")
+def score_keys(query: Floats, keys: Floats, weight: Floats, scores: Floats) -> None:
+    """The scores of some keys [n, h] for one query [h or more]."""
+    size = weight.shape[0]
+    query = query[:size]
+    for i in range(scores.shape[0]):
+        key, score = keys[i], scores.dtype.type(0)
+        for j in range(size):
+            score += weight[j] * tanh(query[j] + key[j])
+        scores[i] = score
+
+
+@compiled(nogil=True)
+def additive_scores(query: Floats, key: Floats, weight: Floats, index: NDArray[np.int64], out: Floats) -> None:
+    """out [rows, n] = weightᵀ tanh(query + key); row r has the keys key[index[r]]."""
+    for row in range(query.shape[0]):
+        score_keys(query[row], key[index[row]], weight, out[row])
+
+
+@compiled(nogil=True, fastmath=SUM, error_model="numpy")
+def additive_forward(
+    query: Floats,
+    key: Floats,
+    weight: Floats,
+    value: Floats,
+    counts: NDArray[np.int64],
+    mean: Floats,
+    attention: Floats,
+) -> None:
+    """attention = softmax(weightᵀ tanh(query + key)) over the first `counts` keys; mean = Σ attention · value.
+
+    query [rows, h or more], of which the first h count; key [rows, n, h]; value [rows, n, v]
+    mean [rows, v], attention [rows, n]: written; both are 0 for a row without keys
+    """
+    for row in range(key.shape[0]):
+        count, total_mean = counts[row], mean[row]
+        weights = attention[row, :count]
+        score_keys(query[row], key[row], weight, weights)
+        highest, total = weights.dtype.type(-np.inf), weights.dtype.type(0)
+        for i in range(count):
+            highest = max(highest, weights[i])
+        for i in range(count):
+            weights[i] = exponential(weights[i] - highest)
+            total += weights[i]
+        for i in range(count):
+            weights[i] /= total
+        attention[row, count:] = 0
+        total_mean[:] = 0
+        i = 0
+        while i + 4 <= count:  # four at a time: the mean is read and written a quarter as often
+            a, b, c, d = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
+            first, second, third, fourth = value[row, i], value[row, i + 1], value[row, i + 2], value[row, i + 3]
+            for j in range(total_mean.shape[0]):
+                total_mean[j] += a * first[j] + b * second[j] + c * third[j] + d * fourth[j]
+            i += 4
+        while i < count:
+            a, first = weights[i], value[row, i]
+            for j in range(total_mean.shape[0]):
+                total_mean[j] += a * first[j]
+            i += 1
+
+
+@compiled(nogil=True, fastmath=SUM, error_model="numpy")
+def additive_backward(
+    query: Floats,
+    key: Floats,
+    weight: Floats,
+    value: Floats,
+    counts: NDArray[np.int64],
+    attention: Floats,
+    mean_grad: Floats,
+    attention_grad: Floats,
+    query_grad: Floats,
+    key_grad: Floats,
+    weight_grad: Floats,
+) -> None:
+    """From the gradients of mean and attention to those of query (written), key and weight (added to).
+
+    attention_grad [rows, n]   gradient of the weights as an output of their own; overwritten
+    query_grad                 [rows, h or more], of which the first h are written
+
+    The gradient of the values, attention ⊗ mean_grad, is one matrix product over several queries: the caller does it.
+    """
+    size = key.shape[2]
+    one = weight.dtype.type(1)
+    for row in range(key.shape[0]):
+        row_query, weights, row_mean_grad, count = query[row, :size], attention[row], mean_grad[row], counts[row]
+        grads, row_query_grad = attention_grad[row], query_grad[row, :size]
+        total = weight.dtype.type(0)
+        for i in range(count):
+            row_value, grad = value[row, i], grads[i]
+            for j in range(row_mean_grad.shape[0]):
+                grad += row_mean_grad[j] * row_value[j]
+            grads[i] = grad
+            total += weights[i] * grad
+        row_query_grad[:] = 0
+        for i in range(count):
+            row_key, row_key_grad, score_grad = key[row, i], key_grad[row, i], weights[i] * (grads[i] - total)
+            for j in range(size):
+                u = tanh(row_query[j] + row_key[j])
+                sum_grad = score_grad * weight[j] * (one - u * u)
+                weight_grad[j] += score_grad * u
+                row_query_grad[j] += sum_grad
+                row_key_grad[j] += sum_grad
+
+
+@compiled(nogil=True, fastmath=EXACT, error_model="numpy")
+def gru_forward(gates: Floats, hidden: Floats, offset: int, before: Floats, after: Floats) -> None:
+    """gates become reset, update and new; after = new + update · (before − new)."""
+    size = before.shape[1]
+    for row in range(before.shape[0]):
+        both, hidden_both = gates[row, : 2 * size], hidden[row, offset : offset + 2 * size]
+        for j in range(2 * size):
+            both[j] = sigmoid(both[j] + hidden_both[j])
+        reset, new, hidden_new = gates[row, :size], gates[row, 2 * size :], hidden[row, offset + 2 * size :]
+        for j in range(size):
+            new[j] = tanh(new[j] + reset[j] * hidden_new[j])
+        update, old_state, new_state = gates[row, size : 2 * size], before[row], after[row]
+        for j in range(size):
+            new_state[j] = new[j] + update[j] * (old_state[j] - new[j])
+
+
+@compiled(nogil=True, fastmath=EXACT, error_model="numpy")
+def gru_backward(
+    gates: Floats,
+    hidden: Floats,
+    offset: int,
+    before: Floats,
+    state_grad: Floats,
+    gates_grad: Floats,
+    hidden_grad: Floats,
+) -> None:
+    """From the gradient of `after` to those of both parts of the gates (written).
+
+    gates        reset, update and new, as `gru_forward` left them
+    state_grad   the gradient of `after`; becomes the direct part of that of `before`, without the gates' part
+    """
+    size = before.shape[1]
+    one = state_grad.dtype.type(1)
+    for row in range(before.shape[0]):
+        reset, update, new = gates[row, :size], gates[row, size : 2 * size], gates[row, 2 * size :]
+        old_state, grad, hidden_new = before[row], state_grad[row], hidden[row, offset + 2 * size :]
+        outer, inner = gates_grad[row], hidden_grad[row, offset:]
+        reset_grad, update_grad, new_grad = outer[:size], outer[size : 2 * size], outer[2 * size :]
+        for j in range(size):
+            new_grad[j] = grad[j] * (one - update[j]) * (one - new[j] * new[j])
+        for j in range(size):
+            update_grad[j] = grad[j] * (old_state[j] - new[j]) * update[j] * (one - update[j])
+        for j in range(size):
+            reset_grad[j] = new_grad[j] * hidden_new[j] * reset[j] * (one - reset[j])
+        for j in range(size):
+            grad[j] *= update[j]
+        for j in range(2 * size):
+            inner[j] = outer[j]
+        hidden_new_grad = inner[2 * size :]
+        for j in range(size):
+            hidden_new_grad[j] = new_grad[j] * reset[j]
+
+
+@compiled(nogil=True, fastmath=EXACT, error_model="numpy")
+def lstm_forward(
+    gates: Floats, hidden: Floats, offset: int, memory: Floats, next_memory: Floats, after: Floats
+) -> None:
+    """gates become input, forget, new and output; next_memory and after = output · tanh(next_memory) are written."""
+    size = memory.shape[1]
+    for row in range(memory.shape[0]):
+        both, hidden_both = gates[row, : 2 * size], hidden[row, offset : offset + 2 * size]
+        for j in range(2 * size):
+            both[j] = sigmoid(both[j] + hidden_both[j])
+        new, hidden_new = gates[row, 2 * size : 3 * size], hidden[row, offset + 2 * size : offset + 3 * size]
+        for j in range(size):
+            new[j] = tanh(new[j] + hidden_new[j])
+        output, hidden_output = gates[row, 3 * size :], hidden[row, offset + 3 * size :]
+        for j in range(size):
+            output[j] = sigmoid(output[j] + hidden_output[j])
+        enter, forget = gates[row, :size], gates[row, size : 2 * size]
+        old_memory, new_memory = memory[row], next_memory[row]
+        for j in range(size):
+            new_memory[j] = forget[j] * old_memory[j] + enter[j] * new[j]
+        new_state = after[row]
+        for j in range(size):
+            new_state[j] = output[j] * tanh(new_memory[j])
+
+
+@compiled(nogil=True, fastmath=EXACT, error_model="numpy")
+def lstm_backward(
+    gates: Floats,
+    offset: int,
+    memory: Floats,
+    next_memory: Floats,
+    state_grad: Floats,
+    memory_grad: Floats,
+    gates_grad: Floats,
+    hidden_grad: Floats,
+) -> None:
+    """From the gradients of `after` and `next_memory` to those of both parts of the gates (written).
+
+    memory_grad   the gradient of `next_memory`; becomes that of `memory`
+    state_grad    the gradient of `after`; becomes 0, as the state before enters through the gates only
+    """
+    size = memory.shape[1]
+    one = state_grad.dtype.type(1)
+    for row in range(memory.shape[0]):
+        enter, forget = gates[row, :size], gates[row, size : 2 * size]
+        new, output = gates[row, 2 * size : 3 * size], gates[row, 3 * size :]
+        old_memory, new_memory, grad, carry = memory[row], next_memory[row], state_grad[row], memory_grad[row]
+        outer, inner = gates_grad[row], hidden_grad[row, offset:]
+        enter_grad, forget_grad = outer[:size], outer[size : 2 * size]
+        new_grad, output_grad = outer[2 * size : 3 * size], outer[3 * size :]
+        for j in range(size):
+            output_grad[j] = tanh(new_memory[j])
+        for j in range(size):
+            carry[j] += grad[j] * output[j] * (one - output_grad[j] * output_grad[j])
+        for j in range(size):
+            output_grad[j] *= grad[j] * output[j] * (one - output[j])
+        for j in range(size):
+            enter_grad[j] = carry[j] * new[j] * enter[j] * (one - enter[j])
+        for j in range(size):
+            forget_grad[j] = carry[j] * old_memory[j] * forget[j] * (one - forget[j])
+        for j in range(size):
+            new_grad[j] = carry[j] * enter[j] * (one - new[j] * new[j])
+        for j in range(size):
+            carry[j] *= forget[j]
+        grad[:] = 0
+        for j in range(4 * size):
+            inner[j] = outer[j]
