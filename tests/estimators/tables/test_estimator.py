@@ -224,3 +224,10 @@ def test_words_as_regression_targets_raise():
         ValueError, match="targets must be numbers, got 'lo': NadarayaWatsonClassifier predicts classes"
     ):
         NadarayaWatson().fit([[0.0], [1.0], [2.0]], ["lo", "hi", "lo"])
+
+
+def test_settings_may_be_numpy_scalars():
+    x, y = table()
+    expected = NadarayaWatson(0.5, order=1).fit(x, y).predict(x)
+    model = NadarayaWatson(np.float64(0.5), order=np.int64(1), kernel=np.str_("gaussian"), verbose=np.bool_(False))
+    assert_allclose(model.fit(x, y).predict(x), expected)
