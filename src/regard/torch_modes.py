@@ -5,9 +5,18 @@ There nothing can be decided by what numbers are, and loops that are not torch's
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
+
+
+class Context(FunctionCtx):
+    """The `ctx` of an autograd function, for type checkers: with what torch adds to it when it runs."""
+
+    saved_tensors: tuple[Any, ...]
+    needs_input_grad: tuple[bool, ...]
 
 
 def compiling() -> bool:

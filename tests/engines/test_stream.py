@@ -1,4 +1,4 @@
-"""The stream engine beside its numbers: blocks, memory, threads, hooks, random scores."""
+"""The stream engine: blocks, memory, threads, hooks, random scores, and what changes before backward."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from regard import masks, scores
 from regard.engines.stream import Stream
 
 
-def test_stream_is_the_same_to_the_bit_from_run_to_run_and_whatever_the_heads():
+def test_results_are_bitwise_equal_from_run_to_run():
     query, key, value = (rand(1, 1, 1031, 16, seed=s, dtype=torch.float32).requires_grad_() for s in (1, 2, 3))
     runs = []
     for _ in range(2):
@@ -25,7 +25,7 @@ def test_stream_is_the_same_to_the_bit_from_run_to_run_and_whatever_the_heads():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_threads_are_left_as_they_were():
+def test_the_number_of_threads_is_restored():
     before = torch.get_num_threads()
     tensors = [x.detach() for x in inputs()]
     regard.attend(*tensors, engine="stream")
@@ -33,32 +33,32 @@ def test_threads_are_left_as_they_were():
     with pytest.raises(ZeroDivisionError):
         regard.attend(*tensors, engine=Stream(1), mask=lambda q, k: (k <= q) if k.max() < 2 else 1 // 0)
     assert torch.get_num_threads() == before
-    born = []
-    thread = threading.Thread(target=lambda: born.append(torch.ones(9).sum().item() and torch.get_num_threads()))
+    numbers = []
+    thread = threading.Thread(target=lambda: numbers.append(torch.ones(9).sum().item() and torch.get_num_threads()))
     thread.start()
     thread.join()
-    assert born == [before]
+    assert numbers == [before]
 
 
-def test_blocks_are_what_was_asked_for_and_masks_are_evaluated_by_them():
-    seen, asked = set(), set()
+def test_scores_and_masks_are_called_on_blocks_of_the_requested_size():
+    score_blocks, mask_blocks = set(), set()
 
     def score(query, key):
-        seen.add((query.shape[-2], key.shape[-2]))
+        score_blocks.add((query.shape[-2], key.shape[-2]))
         return query @ key.mT
 
     def mask(query_index, key_index):
-        asked.add((query_index.numel(), key_index.numel()))
+        mask_blocks.add((query_index.numel(), key_index.numel()))
         return key_index <= query_index
 
     query = rand(12, 4)
     regard.attend(query, query, query, score=score, mask=mask, engine=Stream((5, 4)))
-    assert seen >= {(5, 4), (2, 4)}
-    assert max(seen) <= (5, 4)
-    asked.clear()
-    regard.attend(query, query, query, mask=mask, engine=Stream((5, 4)))  # the fused path
-    assert asked >= {(5, 4), (2, 4)}
-    assert max(asked) <= (5, 4)
+    assert score_blocks >= {(5, 4), (2, 4)}
+    assert max(score_blocks) <= (5, 4)
+    mask_blocks.clear()
+    regard.attend(query, query, query, mask=mask, engine=Stream((5, 4)))  # the fused loops
+    assert mask_blocks >= {(5, 4), (2, 4)}
+    assert max(mask_blocks) <= (5, 4)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_score_that_draws_random_numbers_draws_the_same_in_backward():
     assert torch.equal(after, torch.get_rng_state())  # backward leaves the generator as it found it
 
 
-def test_gradients_that_are_not_asked_for_are_not_needed():
+def test_gradients_of_a_single_input():
     query, key, value = inputs()
     for score in (scores.scaled_dot, score_case("tanh").ours, scores.Laplace(2.0)):
         for wanted in (query, key, value):
@@ -139,7 +139,7 @@ def test_gradients_that_are_not_asked_for_are_not_needed():
             assert_close(found, expected)
 
 
-def test_a_subclass_that_changes_the_score_is_heard():
+def test_a_subclass_may_change_the_score():
     class Softer(scores.Bilinear):
         def forward(self, query, key):
             return super().forward(query, key) / 10
@@ -156,7 +156,7 @@ def test_a_subclass_that_changes_the_score_is_heard():
 
 @pytest.mark.parametrize("mask", ["causal", "causal and padding", "padding and causal bias"])
 @pytest.mark.parametrize(("queries", "keys"), [(700, 600), (600, 700), (513, 1030)])
-def test_the_future_is_left_out_over_many_blocks(queries, keys, mask):
+def test_causal_masks_over_many_blocks(queries, keys, mask):
     query, key, value = (rand(2, n, 4, seed=s).requires_grad_() for s, n in enumerate((queries, keys, keys)))
     lengths = masks.padding(torch.tensor([0, 531]))
     mask = {
@@ -175,9 +175,9 @@ def test_the_future_is_left_out_over_many_blocks(queries, keys, mask):
     assert bool((top.index <= torch.arange(queries).unsqueeze(-1)).all())
 
 
-def test_a_score_lent_other_parameters_has_them_in_backward_too():
+def test_parameters_of_a_functional_call_are_used_in_backward():
     score = scores.Additive(5, 5, 3).double()
-    lent = {name: (1.5 * parameter.detach()).requires_grad_() for name, parameter in score.named_parameters()}
+    replaced = {name: (1.5 * parameter.detach()).requires_grad_() for name, parameter in score.named_parameters()}
     query, key, value = (rand(2, 7, 5, seed=s).requires_grad_() for s in (1, 2, 3))
 
     class Holder(torch.nn.Module):
@@ -190,26 +190,26 @@ def test_a_score_lent_other_parameters_has_them_in_backward_too():
 
     found = []
     for engine in ("dense", Stream(3)):
-        mean = torch.func.functional_call(Holder(), {f"score.{name}": x for name, x in lent.items()}, (engine,))
-        found.append(torch.autograd.grad(mean.square().sum(), [query, key, value, *lent.values()]))
+        mean = torch.func.functional_call(Holder(), {f"score.{name}": x for name, x in replaced.items()}, (engine,))
+        found.append(torch.autograd.grad(mean.square().sum(), [query, key, value, *replaced.values()]))
     assert_close(*found)
 
 
-@pytest.mark.parametrize("held", ["table", "lengths", "shifted"])
+@pytest.mark.parametrize("holder", ["table", "lengths", "shifted"])
 @pytest.mark.parametrize("engine", ["stream", Stream(4)])
 @pytest.mark.parametrize("score", [scores.scaled_dot, lambda query, key: query @ key.mT])
-def test_a_mask_that_is_changed_before_backward_is_refused(held, engine, score):
+def test_a_mask_changed_in_place_before_backward_raises(holder, engine, score):
     x = rand(2, 3, 9, 4).requires_grad_()
-    inside = torch.tensor([3, 5]) if held != "table" else torch.ones(9, 9).tril().bool()
-    mask = inside if held == "table" else masks.padding(inside)
-    mask = masks.shifted(masks.both(mask, masks.causal), 2) if held == "shifted" else mask
+    inside = torch.tensor([3, 5]) if holder != "table" else torch.ones(9, 9).tril().bool()
+    mask = inside if holder == "table" else masks.padding(inside)
+    mask = masks.shifted(masks.both(mask, masks.causal), 2) if holder == "shifted" else mask
     mean = regard.attend(x, x, x, score=score, mask=mask, engine=engine)
     inside.fill_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         mean.sum().backward()
 
 
-def test_a_mask_made_in_inference_mode_serves_in_training():
+def test_a_mask_made_in_inference_mode_works_in_training():
     x = rand(2, 9, 4).requires_grad_()
     with torch.inference_mode():
         mask = torch.ones(9, 9).tril().bool()
@@ -217,19 +217,19 @@ def test_a_mask_made_in_inference_mode_serves_in_training():
     assert x.grad is not None
 
 
-def test_a_score_that_is_another_in_backward_is_noticed():
+def test_a_score_that_changes_before_backward_raises():
     x = rand(2, 11, 4).requires_grad_()
     scale = [1.0]
     mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
-    scale[0] = 3.0  # as what a loop goes over is, at its end
-    with pytest.raises(RuntimeError, match=r"they are others than in forward: the weights .* bind what is looped over"):
+    scale[0] = 3.0  # as a loop variable does by the end of the loop
+    with pytest.raises(RuntimeError, match=r"changed between forward and backward.*add up to 1 ± .* bind the loop"):
         mean.sum().backward()
     scale[0] = 1.0
     mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
     mean.sum().backward()
 
 
-def test_rows_that_see_nothing_or_nan_are_no_other_scores():
+def test_hidden_rows_and_nan_do_not_count_as_changed_scores():
     query, key, value = (rand(2, 7, 5, seed=s) for s in (1, 2, 3))
     query[0, 0] = torch.nan
     query, mask = query.requires_grad_(), torch.ones(7, 7).bool()
@@ -240,7 +240,7 @@ def test_rows_that_see_nothing_or_nan_are_no_other_scores():
     assert (query.grad[1, 3] == 0).all()
 
 
-def test_scores_are_computed_again_in_the_precision_they_had():
+def test_scores_are_recomputed_under_the_same_autocast():
     found = []
     for engine in ("dense", "stream"):
         tensors = [rand(2, 3, 70, 8, seed=s, dtype=torch.float32).requires_grad_() for s in (1, 2, 3)]
@@ -252,16 +252,16 @@ def test_scores_are_computed_again_in_the_precision_they_had():
         assert (one - other).abs().max() < 0.005 * one.abs().max()  # it was twice that in the precision of the tensors
 
 
-def test_a_score_of_other_parameters_is_noticed_even_if_they_are_equal():
-    """As what a loop goes over is, at its end, where all begin with the same number."""
+def test_a_score_of_other_parameters_raises_even_if_they_are_equal():
+    """As a loop variable does by the end of the loop."""
     x, scale = rand(2, 11, 4).requires_grad_(), [torch.ones((), dtype=torch.float64, requires_grad=True)]
     mean = regard.attend(x, x, x, score=lambda query, key: -scale[0] * torch.cdist(query, key), engine=Stream(4))
     scale[0] = torch.ones((), dtype=torch.float64, requires_grad=True)
-    with pytest.raises(RuntimeError, match="others than in forward: 1 of its parameters are not in it"):
+    with pytest.raises(RuntimeError, match=r"changed between forward and backward.*no longer depend on 1 parameters"):
         mean.sum().backward()
 
 
-def test_activations_can_be_computed_again_around_it():
+def test_stream_inside_activation_checkpointing():
     query, key, value = (rand(2, 9, 5, seed=s).requires_grad_() for s in (1, 2, 3))
     score = scores.Additive(5, 5, 3).double()
     parameters = [query, key, value, *score.parameters()]
@@ -273,13 +273,13 @@ def test_activations_can_be_computed_again_around_it():
     assert_close(torch.autograd.grad(again, parameters), torch.autograd.grad(run(query), parameters))
 
 
-def test_shapes_alone_go_through():
+def test_the_meta_device_gives_shapes():
     query = torch.empty(2, 300, 5, device="meta")
     assert regard.attend(query, query, query, score=lambda q, k: q @ k.mT, engine="stream").shape == query.shape
 
 
-def test_half_a_number_holds_no_sum_over_many_keys():
-    """70,000 ones are more than float16 has: they are summed in float32."""
+def test_float16_is_summed_in_float32():
+    """The sum of 70,000 ones overflows float16."""
     key = torch.zeros(70_000, 1, dtype=torch.float16)
     value = torch.arange(70_000).remainder(3).to(torch.float16).unsqueeze(-1).requires_grad_()
     query = torch.ones(1, 1, dtype=torch.float16)
@@ -299,8 +299,8 @@ print(key.grad.float().sum().item())
 """
 
 
-def test_bfloat16_is_summed_so_too():
-    """In a process of its own: where a processor half knows these numbers, torch must be told not to ask it."""
+def test_bfloat16_is_summed_in_float32():
+    """In a process of its own: oneDNN must be told not to use partial support of bfloat16."""
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
     done = subprocess.run(
         [sys.executable, "-c", BFLOAT16], env=environment, capture_output=True, text=True, timeout=120

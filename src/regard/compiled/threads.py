@@ -1,4 +1,4 @@
-"""Work spread over threads, each with one core's cache and scratch memory of its own."""
+"""Work spread over threads, each with its own core's cache and scratch memory."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,30 +11,29 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Room(threading.local):
-    """Scratch memory that a thread uses again and again: fresh pages cost more than what is done in them."""
+class Scratch(threading.local):
+    """Scratch memory that each thread reuses: touching fresh pages would cost more than the work done in them."""
 
     def __init__(self) -> None:
         self.tensors: dict[int, Tensor] = {}
         self.blocks: dict[tuple[int, int, int], Tensor] = {}
 
-    def block(self, which: int, rows: int, columns: int, like: Tensor) -> Tensor:
-        """`[rows, columns]` of anything, in the place of that number."""
-        if (which, rows, columns) not in self.blocks:
+    def block(self, number: int, rows: int, columns: int, like: Tensor) -> Tensor:
+        """Uninitialised memory `[rows, columns]`; blocks of different numbers do not overlap."""
+        if (number, rows, columns) not in self.blocks:
             size = rows * columns
-            if which not in self.tensors or self.tensors[which].numel() < size:
-                self.tensors[which] = like.new_empty(size)
-            self.blocks[which, rows, columns] = self.tensors[which][:size].view(rows, columns)
-        return self.blocks[which, rows, columns]
+            if number not in self.tensors or self.tensors[number].numel() < size:
+                self.tensors[number] = like.new_empty(size)
+            self.blocks[number, rows, columns] = self.tensors[number][:size].view(rows, columns)
+        return self.blocks[number, rows, columns]
 
 
 def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:
-    """The task on each item, over as many threads as torch has; results in the order of the items.
+    """The task on each item, on as many threads as torch uses; results in the order of the items.
 
-    Each thread keeps torch's own parallelism off, so that a block stays in its core's cache. torch can only
-    be told so for all threads that do their first work meanwhile: one that starts elsewhere during this call
-    keeps to one core too. Threads are made for the call: a pool that outlives it would not survive a fork,
-    as a data loader's.
+    Each thread switches torch's own parallelism off, so that a block stays in its core's cache. torch applies that to
+    every thread that does its first work meanwhile: one that starts elsewhere during this call stays on one core too.
+    Threads last for the call only: a pool would not survive a fork, as by a data loader.
     """
     allowed = torch.get_num_threads()
     threads = min(allowed, len(work))
@@ -44,7 +43,7 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     items = iter(list(enumerate(work)))
 
     def run() -> None:
-        # A thread starts with gradients on, whatever the caller's mode is.
+        # A new thread has gradients on, whatever the mode of the caller.
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast("cpu", enabled=False):
             for number, item in items:
                 if failures:
@@ -67,7 +66,7 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
                 thread.start()
             for thread in started:
                 thread.join()
-        except BaseException as stop:  # Ctrl-C: nobody takes another item, and what is under way comes to its end
+        except BaseException as stop:  # Ctrl-C: no thread takes another item, and items under way are finished
             failures.append(stop)
             for thread in started:
                 if thread.is_alive():

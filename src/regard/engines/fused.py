@@ -1,46 +1,120 @@
-"""The `stream` engine's fused path on the CPU: inner products and squared distances, spread over threads.
+"""The `stream` engine's fused algorithm on the CPU: inner products and squared distances, spread over threads.
 
-One task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where
-torch's matrix product and the Numba loops of `loops.py` take turns on them:
+One task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where torch's matrix
+products and the Numba loops of `fused_loops.py` take turns on them:
 
-    forward     scores = q kᵀ;  soften;  sums = sums · fade + weights v
-    backward    scores = q kᵀ;  slopes = mean' vᵀ;  soften_backward;
-                v' += weightsᵀ mean';  q' += slopes k;  k' += slopesᵀ q
+    forward     scores = q kᵀ;  soften;  sums = sums · decay + weights v
+    backward    scores = q kᵀ;  gradient = mean' vᵀ;  soften_backward;
+                v' += weightsᵀ mean';  q' += gradient k;  k' += gradientᵀ q
 
-Results are the same to the bit from run to run: tasks write to places of their own, and where several
-share a key's gradient they are summed in a fixed order.
+Results are the same to the bit from run to run: tasks write to memory of their own, and where several
+contribute to a key's gradient they are summed in a fixed order.
+
+A short head takes less time than starting a task for it. So many short heads are computed together, as many as fit the
+cache, with one call for all their products and one for their softmax and dropout (`ShortHeads`).
 """
 
 import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.compiled import dropout_hash as dropout
-from regard.compiled.threads import Room, spread
+from regard.compiled import dropout_hash
+from regard.compiled.math import Floats, Words
+from regard.compiled.threads import Scratch, spread
 from regard.engines import fused_loops as loops
+from regard.engines.fused_loops import RowDropout, RowGradients, RowSums
 from regard.engines.job import Job, spans
-from regard.engines.pairing import Distances, Pairing, Products
 from regard.masks import Mask, block_of, causal, parts_of, tensors_of
+from regard.parts import Attended
 from regard.scores import is_inner_product, is_squared_distance
+from regard.torch_modes import Context
 
 BLOCK = (512, 512)
-"""Queries and keys a block: 1 MiB of float32 scores, and as much of slopes, in a core's L2 cache."""
+"""Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""
+TOGETHER = 2**18
+"""Scores of short heads that are computed together: 1 MiB of float32."""
 
 
-Portion = tuple[int, tuple[int, ...], slice]
-"""Some queries of one head: its number, its place in the leading dimensions, and the rows."""
+class Pairing(Protocol):
+    """How a block of scores is computed from vectors, and its gradient is propagated to them.
+
+    Queries are passed through `prepare` first, once for all blocks of keys.
+    """
+
+    def prepare(self, query: Tensor) -> Tensor: ...
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None: ...
+
+    def add_gradients(
+        self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
-class Fold:
-    """What does not change from block to block."""
+class Products:
+    """scale · query · key"""
+
+    scale: float
+
+    def prepare(self, query: Tensor) -> Tensor:
+        return query * self.scale
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
+        torch.mm(query, key.T, out=out)
+
+    def add_gradients(
+        self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
+    ) -> None:
+        query_grad.addmm_(score_grad, key, alpha=self.scale)
+        key_grad.addmm_(score_grad.T, query)
+
+
+class Distances:
+    """-½‖query - key‖², from the differences of float64 coordinates"""
+
+    def prepare(self, query: Tensor) -> Tensor:
+        return query
+
+    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
+        loops.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
+
+    def add_gradients(
+        self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
+    ) -> None:
+        # Summed over the block in the precision of the scores, [features, points], then added in that of the points.
+        to_query, to_key = score_grad.new_zeros(query.T.shape), score_grad.new_zeros(key.T.shape)
+        words = *two_words(query, score_grad.dtype), *two_words(key, score_grad.dtype)
+        loops.distances_backward(score_grad.numpy(), *words, to_query.numpy(), to_key.numpy())
+        query_grad.add_(to_query.T)
+        key_grad.add_(to_key.T)
+
+
+def two_words(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
+    """Coordinates [features, points] rounded to a dtype, and the rounding errors."""
+    points = points.T.contiguous()
+    rounded = points.to(dtype)
+    rest = torch.where(rounded.isfinite(), points - rounded, 0.0)  # inf - inf would be NaN
+    return rounded.numpy(), rest.to(dtype).numpy()
+
+
+class Portion(NamedTuple):
+    """Some queries of one head."""
+
+    number: int  # of the head, counted over the leading dimensions
+    lead: tuple[int, ...]  # its index in them
+    rows: slice
+
+
+@dataclass(frozen=True)
+class HeadBlocks:
+    """What is the same for every block of every head."""
 
     pairing: Pairing
     mask: Mask | None
@@ -49,14 +123,18 @@ class Fold:
     seed: int
     block: tuple[int, int]
 
+    @property
+    def heads(self) -> int:
+        return math.prod(self.shape[:-2])
+
     def portions(self, size: int) -> list[Portion]:
-        """The queries of each head, so many at a time."""
+        """The queries of each head, `size` at a time."""
         heads = enumerate(np.ndindex(*self.shape[:-2]))
-        return [(number, lead, rows) for number, lead in heads for rows in spans(self.shape[-2], size)]
+        return [Portion(number, lead, rows) for number, lead in heads for rows in spans(self.shape[-2], size)]
 
     @functools.cached_property
     def parts(self) -> list[Mask]:
-        """The parts of the mask but `causal`, which is a matter of how far a row reaches."""
+        """The parts of the mask except `causal`, which is only a number of visible keys in each row."""
         return [part for part in parts_of(self.mask) if part is not causal]
 
     @functools.cached_property
@@ -64,15 +142,18 @@ class Fold:
         return any(part is causal for part in parts_of(self.mask))
 
     def columns(self, rows: slice) -> Iterator[slice]:
-        """The keys that some of these queries may see, a block at a time."""
+        """Blocks of the keys that some of these queries may see."""
         return spans(min(self.shape[-1], rows.stop) if self.is_causal else self.shape[-1], self.block[1])
 
-    def reach(self, rows: slice, columns: slice) -> int:
-        """How many keys of a block its first query sees; each further query sees one more."""
+    def visible(self, rows: slice, columns: slice) -> int:
+        """Number of keys of a block that its first query sees; each further query sees one more."""
         return int(rows.start + 1 - columns.start if self.is_causal else columns.stop - columns.start)
 
-    def masking(self, lead: Sequence[int], rows: slice, columns: slice) -> list[Tensor] | None:
-        """What else of the mask matters in a block, [rows, columns] each; None when it is all hidden."""
+    def mask_blocks(self, lead: Sequence[int], rows: slice, columns: slice) -> list[Tensor] | None:
+        """The other parts of the mask that change a block, [rows, columns] each; None when all of it is hidden.
+
+        A boolean part is returned negated: True = hidden.
+        """
         relevant = []
         for part in self.parts:
             block = block_of(part, rows, columns, len(self.shape), torch.device("cpu"))
@@ -86,29 +167,40 @@ class Fold:
                 relevant.append(~block)
         return relevant
 
-    def scores(self, query: Tensor, key: Tensor, out: Tensor, masking: Sequence[Tensor]) -> None:
+    def scores(self, query: Tensor, key: Tensor, out: Tensor, mask_blocks: Sequence[Tensor]) -> None:
         self.pairing.scores(query, key, out)
-        for part in masking:
+        for part in mask_blocks:
             if part.dtype == torch.bool:
                 out.masked_fill_(part, -math.inf)
             else:
                 out.add_(part)
 
     @functools.cached_property
-    def row_keys(self) -> list[Any]:
+    def row_keys(self) -> list[Words]:
         """The dropout keys of all rows, [heads, q] each."""
-        heads = torch.arange(math.prod(self.shape[:-2])).unsqueeze(-1)
+        heads = torch.arange(self.heads).unsqueeze(-1)
         queries = torch.arange(self.shape[-2] if self.dropout else 0)
-        return [keys.numpy().astype(np.uint32) for keys in dropout.row_keys(self.seed, heads, queries)]
+        return [keys.numpy().astype(np.uint32) for keys in dropout_hash.row_keys(self.seed, heads, queries)]
 
-    def dropping(self, number: int, rows: slice) -> tuple[Any, Any]:
-        """The dropout keys of some rows of the head of that number."""
-        first, second = self.row_keys
-        return first[number, rows], second[number, rows]
+    def row_dropout(self, heads: int | slice, rows: slice, dtype: torch.dtype) -> RowDropout:
+        """The dropout of some rows of one head, or of several heads one after the other."""
+        first, second = (np.ravel(keys[heads, rows]) for keys in self.row_keys)
+        number = np.float32 if dtype == torch.float32 else np.float64
+        threshold = np.uint32(dropout_hash.threshold(self.dropout))
+        return RowDropout(first, second, threshold, number(dropout_hash.keep_scale(self.dropout)))
 
 
-def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor, Tensor, Tensor]:
-    """The fold, the vectors it pairs, and the values. Bandwidths and projections learn through autograd, outside it."""
+class Prepared(NamedTuple):
+    """What the fused functions take, with leading dimensions already broadcast."""
+
+    blocks: HeadBlocks
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def prepare(job: Job, seed: int, block: tuple[int, int]) -> Prepared:
+    """The vectors whose pairs are scored. Bandwidths and projections get their gradients by autograd, outside."""
     pairing: Pairing
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
@@ -119,128 +211,219 @@ def prepared(job: Job, seed: int, block: tuple[int, int]) -> tuple[Fold, Tensor,
         query, key = query.to(job.query.dtype), key.to(job.query.dtype)
         pairing = Products(scale)
     query, key, value = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key, job.value))
-    return Fold(pairing, job.mask, job.shape, job.dropout, seed, block), query, key, value
+    return Prepared(HeadBlocks(pairing, job.mask, job.shape, job.dropout, seed, block), query, key, value)
+
+
+def attend_heads(prepared: Prepared) -> Attended:
+    """Attention head by head, each in tasks of some queries."""
+    return Attended(*Heads.apply(*prepared))  # type: ignore[no-untyped-call]
+
+
+def attend_short_heads(prepared: Prepared) -> Attended:
+    """Attention of many short heads together."""
+    return Attended(*ShortHeads.apply(*prepared))  # type: ignore[no-untyped-call]
 
 
 class Head(NamedTuple):
-    """One head's tensors. What is only read and written by kernels is an array: to slice one costs less."""
+    """One head's tensors. What only the loops read and write is an array: slicing one costs less."""
 
     number: int  # counted over the leading dimensions
-    lead: tuple[int, ...]  # its place in them
+    lead: tuple[int, ...]  # its index in them
     query: Tensor
     key: Tensor
     value: Tensor
-    highest: Any  # [q]  the largest score
-    total: Any  # [q]  the sum of exp(score - highest)
+    largest: Floats  # [q]  the largest score
+    total: Floats  # [q]  the sum of exp(score - largest)
 
 
-class Slopes(NamedTuple):
-    """What the loss gains with one head's tensors: two known, three to be added to."""
+class HeadGradients(NamedTuple):
+    """The gradients of one head: two are given, three are added to."""
 
     mean: Tensor
-    offset: Any  # [q]  mean' · mean - log_weight'
+    offset: Floats  # [q]  mean' · mean - log_weight'
     query: Tensor
     key: Tensor
     value: Tensor
 
 
-class Fused(torch.autograd.Function):
-    """(mean, log_weight) of query, key and value, with leading dimensions already broadcast."""
+class HeadContext(Context):
+    """What forward saves beside tensors."""
+
+    blocks: HeadBlocks
+
+
+class Heads(torch.autograd.Function):
+    """(mean, log_weight) from query, key and value, head by head."""
 
     @staticmethod
-    def forward(ctx: Any, fold: Fold, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        mean = value.new_empty(*fold.shape[:-1], value.shape[-1])
-        highest, total = value.new_empty(fold.shape[:-1]), value.new_empty(fold.shape[:-1])
-        tensors = query, key, value, highest.numpy(), total.numpy()
-        room = Room()
+    def forward(
+        ctx: HeadContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mean = value.new_empty(*blocks.shape[:-1], value.shape[-1])
+        largest, total = value.new_empty(blocks.shape[:-1]), value.new_empty(blocks.shape[:-1])
+        largest_array, total_array = largest.numpy(), total.numpy()
+        scratch = Scratch()
 
-        def task(item: Portion) -> None:
-            number, lead, rows = item
-            forward_rows(fold, Head(number, lead, *(x[lead] for x in tensors)), rows, mean[lead][rows], room)
+        def task(portion: Portion) -> None:
+            number, lead, rows = portion
+            head = Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
+            forward_rows(blocks, head, rows, mean[lead][rows], scratch)
 
-        spread(task, fold.portions(fold.block[0]))
-        ctx.fold = fold
-        ctx.save_for_backward(query, key, value, mean, highest, total, *tensors_of(fold.mask))
-        return mean, highest + total.log()
+        spread(task, blocks.portions(blocks.block[0]))
+        ctx.blocks = blocks
+        ctx.save_for_backward(query, key, value, mean, largest, total, *tensors_of(blocks.mask))
+        return mean, largest + total.log()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
-        fold: Fold = ctx.fold
-        query, key, value, mean, highest, total, *_ = ctx.saved_tensors  # a mask that was changed since is refused
-        query_slope, key_slope, value_slope = (
+    def backward(ctx: HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+        blocks = ctx.blocks
+        # Reading the saved tensors raises if a mask's tensor was changed since forward.
+        query, key, value, mean, largest, total, *_ = ctx.saved_tensors
+        query_grad, key_grad, value_grad = (
             torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
-        offset = (mean_slope * mean).sum(dim=-1) - weight_slope
-        tensors = query, key, value, highest.numpy(), total.numpy()
-        slope_tensors = mean_slope, offset.numpy(), query_slope, key_slope, value_slope
-        room = Room()
-        # Where heads are fewer than threads, a head's queries are shared out; each share has key and
-        # value gradients of its own, added up below in the order of the shares.
-        heads = math.prod(fold.shape[:-2])
-        shares = 1 if heads >= torch.get_num_threads() else torch.get_num_threads()
-        size = max(1, -(-fold.shape[-2] // shares))
+        offset = (mean_grad * mean).sum(dim=-1) - log_weight_grad
+        largest_array, total_array, offset_array = largest.numpy(), total.numpy(), offset.numpy()
+        scratch = Scratch()
+        # Where heads are fewer than threads, a head's queries are divided among them; each part has key and
+        # value gradients of its own, added up below in a fixed order.
+        divisions = 1 if blocks.heads >= torch.get_num_threads() else torch.get_num_threads()
+        size = max(1, -(-blocks.shape[-2] // divisions))
 
-        def task(item: Portion) -> Slopes:
-            number, lead, rows = item
-            head = Head(number, lead, *(x[lead] for x in tensors))
-            slopes = Slopes(*(x[lead] for x in slope_tensors))
+        def task(portion: Portion) -> HeadGradients:
+            number, lead, rows = portion
+            head = Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
+            grads = HeadGradients(
+                mean_grad[lead], offset_array[lead], query_grad[lead], key_grad[lead], value_grad[lead]
+            )
             if rows.start:
-                slopes = slopes._replace(key=torch.zeros_like(slopes.key), value=torch.zeros_like(slopes.value))
-            for part in spans(rows.stop - rows.start, fold.block[0]):
-                backward_rows(fold, head, slopes, slice(rows.start + part.start, rows.start + part.stop), room)
-            return slopes
+                grads = grads._replace(key=torch.zeros_like(grads.key), value=torch.zeros_like(grads.value))
+            for part in spans(rows.stop - rows.start, blocks.block[0]):
+                backward_rows(blocks, head, grads, slice(rows.start + part.start, rows.start + part.stop), scratch)
+            return grads
 
-        work = fold.portions(size)
-        for (_, lead, rows), slopes in zip(work, spread(task, work), strict=True):
+        work = blocks.portions(size)
+        for (_, lead, rows), grads in zip(work, spread(task, work), strict=True):
             if rows.start:
-                key_slope[lead] += slopes.key
-                value_slope[lead] += slopes.value
-        return None, query_slope, key_slope, value_slope
+                key_grad[lead] += grads.key
+                value_grad[lead] += grads.value
+        return None, query_grad, key_grad, value_grad
 
 
-def forward_rows(fold: Fold, head: Head, rows: slice, mean: Tensor, room: Room) -> None:
-    """Fill in the mean, the highest score and the sum of some queries of one head."""
-    query, value = fold.pairing.ready(head.query[rows].contiguous()), head.value
-    count = len(query)
-    sums = head.highest[rows], head.total[rows], mean.numpy()
+def forward_rows(blocks: HeadBlocks, head: Head, rows: slice, mean: Tensor, scratch: Scratch) -> None:
+    """Fill in the mean, the largest score and the sum of some queries of one head."""
+    query, value = blocks.pairing.prepare(head.query[rows].contiguous()), head.value
+    sums = RowSums(head.largest[rows], head.total[rows], mean.numpy())
     for array, start in zip(sums, (-math.inf, 0.0, 0.0), strict=True):
         array.fill(start)
-    first, second = fold.dropping(head.number, rows)
-    drop, scale = constants(fold, value.dtype)
-    for columns in fold.columns(rows):
-        masking = fold.masking(head.lead, rows, columns)
-        if masking is None:
+    dropout = blocks.row_dropout(head.number, rows, value.dtype)
+    for columns in blocks.columns(rows):
+        mask_blocks = blocks.mask_blocks(head.lead, rows, columns)
+        if mask_blocks is None:
             continue
-        weight = room.block(0, count, columns.stop - columns.start, value)
-        fold.scores(query, head.key[columns], weight, masking)
-        loops.soften(weight.numpy(), fold.reach(rows, columns), *sums, first, second, columns.start, drop, scale)
+        weight = scratch.block(0, len(query), columns.stop - columns.start, value)
+        blocks.scores(query, head.key[columns], weight, mask_blocks)
+        loops.soften(weight.numpy(), blocks.visible(rows, columns), sums, dropout, columns.start)
         mean.addmm_(weight, value[columns])
-    loops.normalise(*sums[1:])
+    loops.normalise(sums.total, sums.weighted)
 
 
-def backward_rows(fold: Fold, head: Head, slopes: Slopes, rows: slice, room: Room) -> None:
-    """Add what some queries of one head give to the slopes of queries, keys and values."""
-    query, mean_slope = fold.pairing.ready(head.query[rows].contiguous()), slopes.mean[rows].contiguous()
-    sums = head.highest[rows], head.total[rows], slopes.offset[rows]
-    count = len(query)
-    first, second = fold.dropping(head.number, rows)
-    drop, scale = constants(fold, mean_slope.dtype)
-    for columns in fold.columns(rows):
-        masking = fold.masking(head.lead, rows, columns)
-        if masking is None:
+def backward_rows(blocks: HeadBlocks, head: Head, grads: HeadGradients, rows: slice, scratch: Scratch) -> None:
+    """Add the contribution of some queries of one head to the gradients of queries, keys and values."""
+    query, mean_grad = blocks.pairing.prepare(head.query[rows].contiguous()), grads.mean[rows].contiguous()
+    known = RowGradients(head.largest[rows], head.total[rows], grads.offset[rows])
+    dropout = blocks.row_dropout(head.number, rows, mean_grad.dtype)
+    for columns in blocks.columns(rows):
+        mask_blocks = blocks.mask_blocks(head.lead, rows, columns)
+        if mask_blocks is None:
             continue
         key, value = head.key[columns], head.value[columns]
-        weight, slope = (room.block(number, count, len(key), value) for number in range(2))
-        fold.scores(query, key, weight, masking)
-        torch.mm(mean_slope, value.T, out=slope)
-        reach = fold.reach(rows, columns)
-        loops.soften_backward(weight.numpy(), slope.numpy(), reach, *sums, first, second, columns.start, drop, scale)
-        slopes.value[columns].addmm_(weight.T, mean_slope)
-        fold.pairing.pull(slope, query, key, slopes.query[rows], slopes.key[columns])
+        weight, score_grad = (scratch.block(number, len(query), len(key), value) for number in range(2))
+        blocks.scores(query, key, weight, mask_blocks)
+        torch.mm(mean_grad, value.T, out=score_grad)
+        visible = blocks.visible(rows, columns)
+        loops.soften_backward(weight.numpy(), score_grad.numpy(), visible, known, dropout, columns.start)
+        grads.value[columns].addmm_(weight.T, mean_grad)
+        blocks.pairing.add_gradients(score_grad, query, key, grads.query[rows], grads.key[columns])
 
 
-def constants(fold: Fold, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Dropout's threshold and scale, typed as the kernels take them."""
-    number = np.float32 if dtype == torch.float32 else np.float64
-    return np.uint32(dropout.threshold(fold.dropout)), number(dropout.keep_scale(fold.dropout))
+class ShortHeads(torch.autograd.Function):
+    """(mean, log_weight) from query, key and value, many heads at a time: `[heads, length, size]`.
+
+    It computes, saves and drops what `Heads` does. Scores are inner products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: HeadContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))  # [heads, length, size]
+        shape = query.shape[:2]
+        mean = value.new_empty(*shape, value.shape[-1])
+        largest, total = value.new_full(shape, -math.inf), value.new_zeros(shape)
+        whole = slice(0, blocks.shape[-2])
+        for heads in heads_together(blocks):
+            weight = short_scores(blocks, query, key, heads)  # [heads, q, k]
+            no_values = value.new_empty(weight.shape[0] * weight.shape[1], 0).numpy()
+            sums = RowSums(flat(largest[heads]), flat(total[heads]), no_values)
+            loops.soften(flat(weight, 2), blocks.shape[-1], sums, blocks.row_dropout(heads, whole, value.dtype), 0)
+            torch.bmm(weight, value[heads], out=mean[heads])
+        loops.normalise(flat(total), flat(mean, 2))
+        ctx.blocks = blocks
+        ctx.save_for_backward(query, key, value, mean, largest, total, *tensors_of(blocks.mask))
+        lead = blocks.shape[:-2]
+        return mean.view(*lead, *mean.shape[1:]), (largest + total.log()).view(*lead, shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+        blocks = ctx.blocks
+        # Reading the saved tensors raises if a mask's tensor was changed since forward.
+        query, key, value, mean, largest, total, *_ = ctx.saved_tensors
+        mean_grad = mean_grad.reshape(mean.shape)  # [heads, q, v]
+        offset = (mean_grad * mean).sum(dim=-1) - log_weight_grad.reshape(largest.shape)
+        grads = query_grad, key_grad, value_grad = tuple(
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
+        )
+        whole = slice(0, blocks.shape[-2])
+        for heads in heads_together(blocks):
+            weight = short_scores(blocks, query, key, heads)
+            score_grad = torch.bmm(mean_grad[heads], value[heads].mT)
+            known = RowGradients(flat(largest[heads]), flat(total[heads]), flat(offset[heads]))
+            dropout = blocks.row_dropout(heads, whole, value.dtype)
+            loops.soften_backward(flat(weight, 2), flat(score_grad, 2), blocks.shape[-1], known, dropout, 0)
+            torch.bmm(weight.mT, mean_grad[heads], out=value_grad[heads])
+            score_grad *= scale_of(blocks)
+            torch.bmm(score_grad, key[heads], out=query_grad[heads])
+            torch.bmm(score_grad.mT, query[heads], out=key_grad[heads])
+        return None, *(x.view(*blocks.shape[:-2], *x.shape[1:]) for x in grads)
+
+
+def heads_together(blocks: HeadBlocks) -> list[slice]:
+    """Heads that are computed together."""
+    return list(spans(blocks.heads, max(1, TOGETHER // max(1, blocks.shape[-2] * blocks.shape[-1]))))
+
+
+def scale_of(blocks: HeadBlocks) -> float:
+    """The scale of scores that are inner products."""
+    assert isinstance(blocks.pairing, Products)
+    return blocks.pairing.scale
+
+
+def short_scores(blocks: HeadBlocks, query: Tensor, key: Tensor, heads: slice) -> Tensor:
+    """Masked scores of some heads, `[heads, q, k]`."""
+    scores = torch.bmm(query[heads] * scale_of(blocks), key[heads].mT)
+    rows, columns = slice(0, blocks.shape[-2]), slice(0, blocks.shape[-1])
+    for part in parts_of(blocks.mask):
+        block = block_of(part, rows, columns, len(blocks.shape), scores.device)
+        block = block.expand(*blocks.shape[:-2], *block.shape[-2:])
+        block = block.reshape(-1, *block.shape[-2:])[heads]  # [heads, q or 1, k or 1]
+        scores = scores.masked_fill_(~block, -math.inf) if block.dtype == torch.bool else scores.add_(block)
+    return scores
+
+
+def flat(tensor: Tensor, axes: int = 1) -> Floats:
+    """A tensor as an array of its last axes, all rows one after the other: `[heads, q, …]` to `[heads · q, …]`."""
+    array: Floats = tensor.numpy().reshape(-1, *tensor.shape[tensor.ndim - axes + 1 :])
+    return array

@@ -1,33 +1,53 @@
 """The fused CPU loops of the `stream` engine, in Numba: one pass over a block of scores.
 
-Each works in place on a block `[rows, keys]`, releases the GIL, and is compiled once for float32 and
-once for float64 and kept on disk. What the compiler needs, and why it is written so:
-
-* `exponential` is our own, since `np.exp` stays a scalar call. It is compiled without `reassoc`, which
-  would fold the two-word ln 2 of its range reduction into one and lose the digits it is there for.
-* The row maximum is taken over integers of the same order as the floats: LLVM vectorises that, and a
-  NaN comes out on top instead of being skipped.
-* 32-bit integer arithmetic is written with casts, because Numba widens it to 64 bits.
+Each works in place on a block `[rows, keys]`, releases the GIL, and is compiled for float32 and for float64 and cached
+on disk. A NamedTuple groups arguments that belong together.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from regard.compiled import compiled
-from regard.compiled.math import EXACT, SUM, exponential, hash_word, row_max, running_max
+from regard.compiled.math import EXACT, SUM, Float, Floats, Words, exponential, hash_word, row_max, running_max
+
+
+class RowSums(NamedTuple):
+    """The running sums of an online softmax."""
+
+    largest: Floats  # [rows]  largest score so far
+    total: Floats  # [rows]  sum of exp(score - largest), dropped or not
+    weighted: Floats  # [rows, values]  values weighted by exp(score - largest); it decays as `largest` grows
+
+
+class RowGradients(NamedTuple):
+    """What backward knows about each row."""
+
+    largest: Floats  # [rows]  of forward: the log weight they add up to has fewer digits
+    total: Floats  # [rows]
+    offset: Floats  # [rows]  mean' · mean - log_weight': softmax subtracts it from every gradient of the row
+
+
+class RowDropout(NamedTuple):
+    """The dropout hash of some rows; see `dropout_hash`."""
+
+    first: Words  # [rows]
+    second: Words  # [rows]
+    threshold: np.uint32  # 0: no dropout
+    scale: Float  # factor of what is not dropped
 
 
 @njit(fastmath=EXACT)
-def apart(here: Any, there: Any, rest: Any, other_rest: Any) -> Any:
-    """there - here, for numbers kept in two words."""
+def difference(here: Float, there: Float, rest: Float, other_rest: Float) -> Float:
+    """there - here, for numbers stored in two words."""
     return (there - here) + (other_rest - rest)
 
 
 @compiled(nogil=True, fastmath=EXACT)
-def distances(query: Any, query_rest: Any, key: Any, key_rest: Any, block: Any) -> None:
-    """block[i, j] = -½‖query_i - key_j‖². Coordinates are [features, points], each with what it was rounded by."""
+def distances(query: Floats, query_rest: Floats, key: Floats, key_rest: Floats, block: Floats) -> None:
+    """block[i, j] = -½‖query_i - key_j‖². Coordinates are [features, points], each with its rounding error."""
     half = block.dtype.type(-0.5)
     for i in range(block.shape[0]):
         row = block[i]
@@ -35,7 +55,7 @@ def distances(query: Any, query_rest: Any, key: Any, key_rest: Any, block: Any) 
         for feature in range(query.shape[0]):
             here, rest, others, rests = query[feature, i], query_rest[feature, i], key[feature], key_rest[feature]
             for j in range(row.shape[0]):
-                step = apart(others[j], here, rests[j], rest)
+                step = difference(others[j], here, rests[j], rest)
                 row[j] += step * step
         for j in range(row.shape[0]):
             row[j] *= half
@@ -43,144 +63,130 @@ def distances(query: Any, query_rest: Any, key: Any, key_rest: Any, block: Any) 
 
 @compiled(nogil=True, fastmath=SUM)
 def distances_backward(
-    slope: Any, query: Any, query_rest: Any, key: Any, key_rest: Any, query_slope: Any, key_slope: Any
+    score_grad: Floats,
+    query: Floats,
+    query_rest: Floats,
+    key: Floats,
+    key_rest: Floats,
+    query_grad: Floats,
+    key_grad: Floats,
 ) -> None:
-    """Add slope[i, j] · (key_j - query_i) to the slope of query_i, and take it from that of key_j."""
-    for i in range(slope.shape[0]):
-        row = slope[i]
+    """Add score_grad[i, j] · (key_j - query_i) to the gradient of query_i, and subtract it from that of key_j."""
+    for i in range(score_grad.shape[0]):
+        row = score_grad[i]
         for feature in range(query.shape[0]):
             here, rest, others, rests = query[feature, i], query_rest[feature, i], key[feature], key_rest[feature]
-            against = key_slope[feature]
-            summed = slope.dtype.type(0)
+            to_key = key_grad[feature]
+            summed = score_grad.dtype.type(0)
             for j in range(row.shape[0]):
-                # Subtracted and rounded as a pair before anything is summed: it is the small difference that counts.
-                pull = row[j] * apart(here, others[j], rest, rests[j])
-                summed += pull
-                against[j] -= pull
-            query_slope[feature, i] += summed
+                # Both words are subtracted before anything is summed: the small difference carries the digits.
+                step = row[j] * difference(here, others[j], rest, rests[j])
+                summed += step
+                to_key[j] -= step
+            query_grad[feature, i] += summed
 
 
 @compiled(nogil=True, fastmath=SUM)
-def soften(
-    block: Any,
-    reach: Any,
-    highest: Any,
-    total: Any,
-    summed: Any,
-    first: Any,
-    second: Any,
-    start: Any,
-    drop: Any,
-    scale: Any,
-) -> None:
-    """Scores become exp(score - highest), dropped and scaled; the running sums are brought up to date.
+def soften(block: Floats, visible: int, sums: RowSums, dropout: RowDropout, start: int) -> None:
+    """Scores become exp(score - largest), with dropout; the running sums are updated.
 
-    reach                   how many keys the first row sees, each further row one more; what it does not see is 0
-    highest, total [rows]   the largest score so far, and the sum of exp(score - highest), kept or not
-    summed [rows, values]   the values weighted so far; it fades as `highest` rises
-    first, second [rows]    the rows' dropout keys; start: the index of the block's first key
-    drop, scale             the dropout threshold (0: none) and what kept weights are multiplied by
+    visible   number of keys of the block that the first row sees; each further row sees one more. The rest become 0
+    start     index of the block's first key
     """
-    nothing = block.dtype.type(0)
+    zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        count = min(block.shape[1], max(0, reach + i))
+        count = min(block.shape[1], max(0, visible + i))
         row = block[i, :count]
         block[i, count:] = 0
         if count == 0:
             continue
-        before = highest[i]
-        shift = running_max(before, row)
-        highest[i] = shift
-        if shift == -np.inf:  # nothing to be seen so far
+        before = sums.largest[i]
+        largest = running_max(before, row)
+        sums.largest[i] = largest
+        if largest == -np.inf:  # no visible key so far
             row[:] = 0
             continue
-        fade = exponential(before - shift)
-        for v in range(summed.shape[1]):
-            summed[i, v] *= fade
-        weights = nothing
-        if drop == 0:
+        decay = exponential(before - largest)
+        for v in range(sums.weighted.shape[1]):
+            sums.weighted[i, v] *= decay
+        total = zero
+        if dropout.threshold == 0:
             for j in range(row.shape[0]):
-                weight = exponential(row[j] - shift)
-                weights += weight
+                weight = exponential(row[j] - largest)
+                total += weight
                 row[j] = weight
         else:
-            one, two = np.uint32(first[i] + np.uint32(start)), second[i]
+            first, second = np.uint32(dropout.first[i] + np.uint32(start)), dropout.second[i]
+            threshold, scale = dropout.threshold, dropout.scale
             for j in range(row.shape[0]):
-                weight = exponential(row[j] - shift)
-                weights += weight
-                row[j] = nothing if hash_word(one, two, j) < drop else weight * scale
-        total[i] = total[i] * fade + weights
+                weight = exponential(row[j] - largest)
+                total += weight
+                row[j] = zero if hash_word(first, second, j) < threshold else weight * scale
+        sums.total[i] = sums.total[i] * decay + total
 
 
 @compiled(nogil=True, fastmath=EXACT)
-def normalise(total: Any, summed: Any) -> None:
-    """Sums become means; who saw nothing keeps a mean of 0, and a total of 1 so that its logarithm is 0."""
-    for i in range(summed.shape[0]):
+def normalise(total: Floats, weighted: Floats) -> None:
+    """Weighted sums become means. A row without a visible key keeps a mean of 0, and a total of 1, whose log is 0."""
+    for i in range(weighted.shape[0]):
         if total[i] == 0:
             total[i] = 1
-        for v in range(summed.shape[1]):
-            summed[i, v] /= total[i]
+        for v in range(weighted.shape[1]):
+            weighted[i, v] /= total[i]
 
 
 @compiled(nogil=True, fastmath=SUM)
 def soften_backward(
-    block: Any,
-    slope: Any,
-    reach: Any,
-    highest: Any,
-    total: Any,
-    offset: Any,
-    first: Any,
-    second: Any,
-    start: Any,
-    drop: Any,
-    scale: Any,
+    block: Floats, gradient: Floats, visible: int, rows: RowGradients, dropout: RowDropout, start: int
 ) -> None:
-    """Scores become the weights that met the values; slopes by weight become slopes by score.
+    """Scores become the weights that multiplied the values; gradients by weight become gradients by score.
 
-    slope [rows, keys]      in: mean' · value, out: d loss / d score
-    highest, total [rows]   of the forward pass; the log weight they add up to has fewer digits
-    offset [rows]           mean' · mean - log_weight': what softmax takes off every slope of the row
+    gradient         [rows, keys]  in: mean' · value, out: d loss / d score
+    visible, start   as for `soften`
     """
-    nothing = block.dtype.type(0)
+    zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        count = min(block.shape[1], max(0, reach + i))
+        count = min(block.shape[1], max(0, visible + i))
         block[i, count:] = 0
-        slope[i, count:] = 0
-        row, slopes, shift, share, off = block[i, :count], slope[i, :count], highest[i], 1 / total[i], offset[i]
-        if shift == -np.inf:
+        gradient[i, count:] = 0
+        row, grads = block[i, :count], gradient[i, :count]
+        largest, scale, offset = rows.largest[i], 1 / rows.total[i], rows.offset[i]
+        if largest == -np.inf:
             row[:] = 0
-            slopes[:] = 0
-        elif drop == 0:
+            grads[:] = 0
+        elif dropout.threshold == 0:
             for j in range(row.shape[0]):
-                weight = exponential(row[j] - shift) * share
+                weight = exponential(row[j] - largest) * scale
                 row[j] = weight
-                slopes[j] = weight * (slopes[j] - off)
+                grads[j] = weight * (grads[j] - offset)
         else:
-            one, two = np.uint32(first[i] + np.uint32(start)), second[i]
+            first, second = np.uint32(dropout.first[i] + np.uint32(start)), dropout.second[i]
+            threshold, keep_scale = dropout.threshold, dropout.scale
             for j in range(row.shape[0]):
-                weight = exponential(row[j] - shift) * share
-                keep = nothing if hash_word(one, two, j) < drop else scale
+                weight = exponential(row[j] - largest) * scale
+                keep = zero if hash_word(first, second, j) < threshold else keep_scale
                 row[j] = weight * keep
-                slopes[j] = weight * (slopes[j] * keep - off)
+                grads[j] = weight * (grads[j] * keep - offset)
 
 
 @compiled(nogil=True, fastmath=EXACT)
-def hide(block: Any, reach: Any) -> None:
-    """-inf where a row does not see a key: the first row sees `reach` keys, each further row one more."""
+def hide(block: Floats, visible: int) -> None:
+    """-inf where a row does not see a key: the first row sees `visible` keys, each further row one more."""
     for i in range(block.shape[0]):
-        block[i, max(0, reach + i) :] = -np.inf
+        block[i, max(0, visible + i) :] = -np.inf
 
 
 @compiled(nogil=True, fastmath=SUM)
-def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start: Any) -> None:
-    """Bring each row's best scores, their keys, and the running sums up to date with a block.
+def update_top(
+    block: Floats, top_score: Floats, top_key: NDArray[np.int64], largest: Floats, total: Floats, start: int
+) -> None:
+    """Update each row's top scores, their keys, and the running sums with a block.
 
-    best, index [rows, top]   the largest scores so far, falling, and their keys; -inf and -1 where none
+    top_score, top_key   [rows, top]  the largest scores so far, in descending order; -inf and -1 where there are none
     """
-    top = best.shape[1]
+    top = top_score.shape[1]
     for i in range(block.shape[0]):
-        row, scores, keys = block[i], best[i], index[i]
+        row, scores, keys = block[i], top_score[i], top_key[i]
         for begin in range(0, row.shape[0], 64):
             part = row[begin : begin + 64]
             if not row_max(part) > scores[top - 1]:
@@ -189,16 +195,16 @@ def keep_best(block: Any, best: Any, index: Any, highest: Any, total: Any, start
                 score = part[j]
                 if not score > scores[top - 1]:
                     continue
-                place = top - 1
-                while place > 0 and score > scores[place - 1]:
-                    scores[place], keys[place] = scores[place - 1], keys[place - 1]
-                    place -= 1
-                scores[place], keys[place] = score, start + begin + j
-        before = highest[i]
-        shift = running_max(before, row)
-        highest[i] = shift
-        if shift != -np.inf:
+                rank = top - 1
+                while rank > 0 and score > scores[rank - 1]:
+                    scores[rank], keys[rank] = scores[rank - 1], keys[rank - 1]
+                    rank -= 1
+                scores[rank], keys[rank] = score, start + begin + j
+        before = largest[i]
+        peak = running_max(before, row)
+        largest[i] = peak
+        if peak != -np.inf:
             summed = block.dtype.type(0)
             for j in range(row.shape[0]):
-                summed += exponential(row[j] - shift)
-            total[i] = total[i] * exponential(before - shift) + summed
+                summed += exponential(row[j] - peak)
+            total[i] = total[i] * exponential(before - peak) + summed

@@ -1,44 +1,49 @@
 """Attention by blocks: memory that grows with q + k, for any score, forward and backward.
 
-Forward is the fold of `merge` over blocks of keys, written as the running sums of an online softmax:
-the highest score so far, the sum of exp(score - highest), and the values weighted so. Backward keeps
-the mean, the highest score and the sum of each query, and computes each block of scores again:
+Forward is the fold of `merge` over blocks of keys, written as the running sums of an online softmax: the largest
+score so far, the sum of exp(score - largest), and the values weighted by it. Backward saves the mean, the largest score
+and the sum of each query, and recomputes each block of scores (Dao et al. 2022, algorithm 4):
 
-    weight = exp(score - highest) / sum
-    score' = weight · (mean' · value - mean' · mean + log_weight')       [q, k] a block at a time
+    weight = exp(score - largest) / sum
+    score' = weight · (mean' · value - mean' · mean + log_weight')       [q, k], one block at a time
 
-Dropout and masks are computed again too, from indices (`dropout.py`, `masks.py`); neither is stored.
+Dropout and masks are recomputed too, from indices (`compiled/dropout_hash.py`, `masks.py`); neither is stored.
 
-Two paths share this. Scores that are inner products or squared distances run on the CPU as fused loops
-over single heads, spread over threads (`fused.py`). Any other score, and any other device, runs here:
-the score is called on blocks of queries and keys under autograd, which also gives the gradients of the
-score's own parameters, wherever they are: a module's, a closure's, a bias's.
+Two algorithms share this. Scores that are inner products or squared distances run on the CPU as fused loops over single
+heads, spread over threads (`fused.py`). Any other score, and any other device, runs here: the score is called on
+blocks of queries and keys under autograd, which also gives the gradients of the score's own parameters, wherever
+they are: in a module, a closure or a bias. `torch.utils.checkpoint` around a fold of `merge` gives the same numbers,
+but takes 1.5 to 2 times as long for a cheap score, and up to 20 times the memory: it saves the parts it merges.
 """
 
+import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
 
 from regard.checks import is_count
-from regard.compiled import dropout_hash as dropout
-from regard.engines.again import autocast_of, check_same, hooks_off, random_states, replayed, state_of, with_state
+from regard.compiled import dropout_hash
 from regard.engines.job import Job, masked, scores_of, spans
 from regard.masks import Mask, block_of, parts_of, tensors_of
 from regard.parts import Attended
-from regard.scores import is_inner_product, is_squared_distance
-from regard.torch_modes import compiling
+from regard.scores import Score, is_inner_product, is_squared_distance
+from regard.torch_modes import Context, compiling
 from regard.weighing import softmax
 
 CACHE = 2**19
-"""Numbers held at once in a block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
+"""Numbers of one block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
 SHORT_HEAD = 2**14
 """Largest number of scores of a head that is computed together with others; a larger one is a task of its own."""
+TOLERANCE = 0.01
+"""Largest distance from 1 of the recomputed weights of a query, summed."""
 RECOMPUTED = "stream: blocks, recomputed in backward"
 FUSED = "stream: fused loops over single heads"
 SHORT_HEADS = "stream: fused loops over several short heads at a time"
@@ -48,8 +53,7 @@ SHORT_HEADS = "stream: fused loops over several short heads at a time"
 class Stream:
     """Any score under softmax, in memory q + k.
 
-    block   how many queries and keys are taken at a time, one number for both or two; sized to the
-            cache where it is not given
+    block   queries and keys of one block: one number for both, or a pair; default: sized to the cache
     """
 
     block: int | tuple[int, int] | None = None
@@ -75,24 +79,23 @@ class Stream:
         return self.attend_parts(job).mean
 
     def attend_parts(self, job: Job) -> Attended:
-        """Means and log weights; with dropout, only the means are of the dropped weights."""
-        seed = dropout.draw_seed() if job.dropout else 0
+        """Means and log weights. Dropout applies to the means only."""
+        seed = dropout_hash.draw_seed() if job.dropout else 0
         algorithm = self.algorithm(job)
         if algorithm == RECOMPUTED:
-            return attend_blocks(job, seed, self.sizes(cached(job)))
-        from regard.engines import fused, short
+            return attend_blocks(job, seed, self.sizes(cache_block(job)))
+        from regard.engines import fused  # imports Numba
 
-        given = fused.prepared(job, seed, self.sizes(fused.BLOCK))
-        way: Any = short.Together if algorithm == SHORT_HEADS else fused.Fused
-        return Attended(*way.apply(*given))
+        work = fused.prepare(job, seed, self.sizes(fused.BLOCK))
+        return fused.attend_short_heads(work) if algorithm == SHORT_HEADS else fused.attend_heads(work)
 
     def sizes(self, default: tuple[int, int]) -> tuple[int, int]:
-        """Queries and keys a block."""
+        """Queries and keys of one block."""
         return (self.block, self.block) if isinstance(self.block, int) else self.block or default
 
 
-def cached(job: Job) -> tuple[int, int]:
-    """Queries and keys a block, so that what the score holds for them fits the cache."""
+def cache_block(job: Job) -> tuple[int, int]:
+    """Queries and keys of a block whose intermediate numbers fit the cache."""
     side = max(1, math.isqrt(CACHE // max(1, job.width * math.prod(job.leading))))
     return side, side
 
@@ -104,31 +107,36 @@ def has_short_heads(job: Job) -> bool:
 
 
 def fusible(job: Job) -> bool:
-    """Whether the fused loops can do it: they need a known score, and a mask without a gradient."""
+    """Whether the fused loops support the job: they need a known score, and a mask without a gradient."""
     known = is_inner_product(job.score) or is_squared_distance(job.score)
-    usual = job.query.device.type == "cpu" and job.query.dtype in (torch.float32, torch.float64)
-    return known and usual and not mask_gradient(job) and not compiling()
+    supported = job.query.device.type == "cpu" and job.query.dtype in (torch.float32, torch.float64)
+    return known and supported and not mask_gradient(job) and not compiling()
 
 
 def mask_gradient(job: Job) -> bool:
-    """Whether a part of the mask is a bias that learns."""
+    """Whether a part of the mask is a bias that needs a gradient."""
     return torch.is_grad_enabled() and any(probe.requires_grad for probe in job.probes)
 
 
 def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
-    """The path for any score: blocks of all leading dimensions at once."""
-    blocking = Blocking(job.score, job.mask, job.shape, job.dropout, seed, block)
-    biases = [part for part in parts_of(job.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
-    leaves = learned(blocking, job)
-    tensors = (*(x.expand(*job.leading, *x.shape[-2:]) for x in (job.query, job.key, job.value)), *biases, *leaves)
-    return Attended(*Blocks.apply(blocking, len(biases), *tensors))  # type: ignore[no-untyped-call]
+    """Attention by any score: blocks of all leading dimensions at once."""
+    blocks = Blocks(job.score, job.mask, job.shape, job.dropout, seed, block)
+    biases = [part for part in parts_of(job.mask) if is_bias(part)]
+    parameters = parameters_of(blocks, job)
+    tensors = (*(x.expand(*job.leading, *x.shape[-2:]) for x in (job.query, job.key, job.value)), *biases, *parameters)
+    return Attended(*Recomputed.apply(blocks, len(biases), *tensors))  # type: ignore[no-untyped-call]
+
+
+def is_bias(part: Mask) -> TypeGuard[Tensor]:
+    """Whether a part of a mask is a tensor that is added to the scores."""
+    return isinstance(part, Tensor) and part.dtype != torch.bool
 
 
 @dataclass(frozen=True)
-class Blocking:
-    """What does not change from block to block."""
+class Blocks:
+    """What is the same for every block."""
 
-    score: Callable[[Tensor, Tensor], Tensor]
+    score: Score
     mask: Mask | None
     shape: torch.Size  # of the scores, [..., q, k]
     dropout: float
@@ -141,151 +149,225 @@ class Blocking:
     def columns(self) -> Iterator[slice]:
         return spans(self.shape[-1], self.block[1])
 
-    def logits(self, query: Tensor, key: Tensor, biases: Sequence[Tensor], rows: slice, columns: slice) -> Tensor:
-        """Masked scores of a block; `biases` are that block of the mask's parts that are bias tensors."""
-        given = iter(biases)
+    def scores(self, query: Tensor, key: Tensor, biases: Sequence[Tensor], rows: slice, columns: slice) -> Tensor:
+        """Masked scores of a block; `biases` are the blocks of those parts of the mask that are bias tensors."""
+        bias = iter(biases)
         parts = [
-            next(given)
-            if isinstance(part, Tensor) and part.dtype != torch.bool
-            else block_of(part, rows, columns, len(self.shape), query.device)
+            next(bias) if is_bias(part) else block_of(part, rows, columns, len(self.shape), query.device)
             for part in parts_of(self.mask)
         ]
         return masked(scores_of(self.score, query, key), parts)
 
-    def bias_blocks(self, biases: Sequence[Tensor], rows: slice, columns: slice) -> list[Tensor]:
+    def bias_blocks(self, biases: Iterable[Tensor], rows: slice, columns: slice) -> list[Tensor]:
         return [block_of(bias, rows, columns, len(self.shape), bias.device) for bias in biases]
 
-    def keep(self, rows: slice, columns: slice, device: torch.device) -> Tensor:
-        """What weights are multiplied by: 0 where dropped, else a little more than 1."""
+    def dropout_factor(self, rows: slice, columns: slice, device: torch.device) -> Tensor:
+        """What weights are multiplied by: 0 where dropped, else 1 / (1 - dropout)."""
         leading = self.shape[:-2]
-        lead = torch.arange(math.prod(leading), device=device).view(*leading, 1, 1)
-        query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)
-        first, second = dropout.row_keys(self.seed, lead, query)
+        lead = torch.arange(math.prod(leading), device=device).view(*leading, 1, 1)  # counts the leading dimensions
+        query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)  # [rows, 1]
+        first, second = dropout_hash.row_keys(self.seed, lead, query)
         key = torch.arange(columns.start, columns.stop, device=device)
-        return dropout.kept(self.dropout, first, second, key) * dropout.keep_scale(self.dropout)
+        return dropout_hash.kept(self.dropout, first, second, key) * dropout_hash.keep_scale(self.dropout)
 
 
-class Blocks(torch.autograd.Function):
-    """(mean, log_weight) of query, key and value, with gradients for the biases and leaves given too."""
+class RecomputedContext(Context):
+    """What `Recomputed.forward` saves beside tensors."""
+
+    blocks: Blocks
+    bias_count: int
+    state: dict[str, Tensor]
+    random: dict[str, Tensor]
+    autocast: Callable[[], contextlib.AbstractContextManager[object]]
+
+
+class Recomputed(torch.autograd.Function):
+    """(mean, log_weight) from query, key, value, the mask's bias tensors, and the score's parameters."""
 
     @staticmethod
-    def forward(ctx: Any, blocking: Blocking, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
         ctx.random = random_states(query.device)
         ctx.autocast = autocast_of(query.device.type)
-        wide = torch.promote_types(query.dtype, torch.float32)  # half a number cannot hold a sum over many keys
-        mean = query.new_zeros(*blocking.shape[:-1], value.shape[-1])
-        peaks = query.new_full(blocking.shape[:-1], -math.inf, dtype=wide)
-        totals = query.new_ones(blocking.shape[:-1], dtype=wide)
-        for rows in blocking.rows():
-            some = query[..., rows, :]
-            highest = peaks[..., rows].clone()
-            total = torch.zeros_like(highest)
-            summed = torch.zeros_like(mean[..., rows, :], dtype=wide)
-            for columns in blocking.columns():
-                blocks = blocking.bias_blocks(biases, rows, columns)
-                scores = blocking.logits(some, key[..., columns, :], blocks, rows, columns).expand(
-                    *blocking.shape[:-2], rows.stop - rows.start, columns.stop - columns.start
-                )
-                risen = torch.maximum(highest, scores.amax(dim=-1))
-                shift = risen.masked_fill(risen == -math.inf, 0.0)
+        wide = torch.promote_types(query.dtype, torch.float32)  # float16 cannot hold a sum over many keys
+        mean = query.new_zeros(*blocks.shape[:-1], value.shape[-1])
+        largest = query.new_full(blocks.shape[:-1], -math.inf, dtype=wide)
+        total = query.new_ones(blocks.shape[:-1], dtype=wide)
+        for rows in blocks.rows():
+            peak = largest[..., rows].clone()
+            sums = torch.zeros_like(peak)
+            weighted = torch.zeros_like(mean[..., rows, :], dtype=wide)
+            for columns in blocks.columns():
+                bias = blocks.bias_blocks(biases, rows, columns)
+                scores = blocks.scores(query[..., rows, :], key[..., columns, :], bias, rows, columns)
+                scores = scores.expand(*blocks.shape[:-2], *scores.shape[-2:])
+                new_peak = torch.maximum(peak, scores.amax(dim=-1))
+                shift = new_peak.masked_fill(new_peak == -math.inf, 0.0)
                 weight = (scores.to(wide) - shift.unsqueeze(-1)).exp()
-                fade = (highest - shift).exp()
-                highest = risen
-                total = total * fade + weight.sum(dim=-1)
-                if blocking.dropout:
-                    weight = weight * blocking.keep(rows, columns, query.device)
-                summed = summed * fade.unsqueeze(-1) + weight.to(value.dtype) @ value[..., columns, :]
-            total = total.masked_fill(total == 0, 1.0)
-            mean[..., rows, :] = summed / total.unsqueeze(-1)
-            peaks[..., rows], totals[..., rows] = highest, total
-        ctx.blocking, ctx.bias_count, ctx.state = blocking, bias_count, state_of(blocking.score)
-        ctx.save_for_backward(*tensors, mean, peaks, totals, *tensors_of(blocking.mask))
-        return mean, (peaks + totals.log()).to(query.dtype)
+                decay = (peak - shift).exp()
+                peak = new_peak
+                sums = sums * decay + weight.sum(dim=-1)
+                if blocks.dropout:
+                    weight = weight * blocks.dropout_factor(rows, columns, query.device)
+                weighted = weighted * decay.unsqueeze(-1) + weight.to(value.dtype) @ value[..., columns, :]
+            sums = sums.masked_fill(sums == 0, 1.0)
+            mean[..., rows, :] = weighted / sums.unsqueeze(-1)
+            largest[..., rows], total[..., rows] = peak, sums
+        ctx.blocks, ctx.bias_count, ctx.state = blocks, bias_count, state_of(blocks.score)
+        ctx.save_for_backward(*tensors, mean, largest, total, *tensors_of(blocks.mask))
+        return mean, (largest + total.log()).to(query.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, mean_slope: Tensor, weight_slope: Tensor) -> tuple[Tensor | None, ...]:
-        blocking: Blocking = replace(ctx.blocking, score=with_state(ctx.blocking.score, ctx.state))
-        count = len(ctx.needs_input_grad) - 2
-        kept = ctx.saved_tensors  # where a mask that was changed since is refused; to be read once
-        query, key, value, *rest = kept[:count]
-        mean, peaks, totals, *_ = kept[count:]
-        biases, leaves = rest[: ctx.bias_count], rest[ctx.bias_count :]
-        slopes = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
-        query_slope, key_slope, value_slope, *rest_slopes = slopes
-        offset = (mean_slope * mean).sum(dim=-1, dtype=totals.dtype) - weight_slope
-        peaks = peaks.masked_fill(peaks == -math.inf, math.inf)  # exp(s - inf) = 0
-        sums, missed = torch.zeros_like(totals), {id(leaf) for leaf in leaves if leaf.requires_grad}
-        wanted = ctx.needs_input_grad[2:]
-        score_wanted = [*wanted[:2], *wanted[3 : 3 + ctx.bias_count]]
-        with replayed(ctx.random), hooks_off(leaves):
-            for rows, columns in itertools.product(blocking.rows(), blocking.columns()):
-                bias_blocks = blocking.bias_blocks(biases, rows, columns)
-                blocks = (query[..., rows, :], key[..., columns, :], *bias_blocks)
-                inputs = [x.detach().requires_grad_(want) for x, want in zip(blocks, score_wanted, strict=True)]
+    def backward(ctx: RecomputedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+        blocks = replace(ctx.blocks, score=with_state(ctx.blocks.score, ctx.state))
+        needed = ctx.needs_input_grad[2:]
+        saved = ctx.saved_tensors  # raises if a mask's tensor was changed since forward; may be read only once
+        query, key, value, *rest = saved[: len(needed)]
+        mean, largest, total, *_ = saved[len(needed) :]
+        biases, parameters = rest[: ctx.bias_count], rest[ctx.bias_count :]
+        grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *rest)]
+        query_grad, key_grad, value_grad, *rest_grads = grads
+        offset = (mean_grad * mean).sum(dim=-1, dtype=total.dtype) - log_weight_grad
+        largest = largest.masked_fill(largest == -math.inf, math.inf)  # exp(s - inf) = 0
+        sums, unused = torch.zeros_like(total), {id(x) for x in parameters if x.requires_grad}
+        with replayed(ctx.random), hooks_off(parameters):
+            for rows, columns in itertools.product(blocks.rows(), blocks.columns()):
+                inputs = [query[..., rows, :], key[..., columns, :], *blocks.bias_blocks(biases, rows, columns)]
+                needs = [*needed[:2], *needed[3 : 3 + ctx.bias_count]]
+                inputs = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=True)]
                 with torch.enable_grad(), ctx.autocast():
-                    scores = blocking.logits(inputs[0], inputs[1], inputs[2:], rows, columns)
-                weight = (scores.detach().to(totals.dtype) - peaks[..., rows, None]).exp() / totals[..., rows, None]
+                    scores = blocks.scores(inputs[0], inputs[1], inputs[2:], rows, columns)
+                weight = (scores.detach().to(total.dtype) - largest[..., rows, None]).exp() / total[..., rows, None]
                 sums[..., rows] += weight.sum(dim=-1)
-                slope = mean_slope[..., rows, :] @ value[..., columns, :].mT
-                kept = weight
-                if blocking.dropout:
-                    keep = blocking.keep(rows, columns, query.device)
-                    kept, slope = weight * keep, slope * keep
-                value_slope[..., columns, :] += kept.to(mean_slope.dtype).mT @ mean_slope[..., rows, :]
-                if not scores.requires_grad:
-                    continue
-                score_slope = (weight * (slope - offset[..., rows, None])).sum_to_size(scores.shape).to(scores.dtype)
-                targets = [
-                    query_slope[..., rows, :],
-                    key_slope[..., columns, :],
-                    *blocking.bias_blocks(rest_slopes[: ctx.bias_count], rows, columns),
-                    *rest_slopes[ctx.bias_count :],
-                ]
-                learning = [
-                    (x, target) for x, target in zip([*inputs, *leaves], targets, strict=True) if x.requires_grad
-                ]
-                found = torch.autograd.grad(
-                    scores, [x for x, _ in learning], score_slope, retain_graph=True, allow_unused=True
-                )
-                for (x, target), part in zip(learning, found, strict=True):
-                    if part is not None:
-                        target += part
-                        missed.discard(id(x))
-        check_same(sums.masked_fill(peaks == math.inf, 1.0), len(missed))
-        return None, None, *(slope if need else None for slope, need in zip(slopes, wanted, strict=True))
+                weight_grad, used = mean_grad[..., rows, :] @ value[..., columns, :].mT, weight
+                if blocks.dropout:
+                    factor = blocks.dropout_factor(rows, columns, query.device)
+                    weight_grad, used = weight_grad * factor, weight * factor
+                value_grad[..., columns, :] += used.to(mean_grad.dtype).mT @ mean_grad[..., rows, :]
+                score_grad = weight * (weight_grad - offset[..., rows, None])
+                targets = [query_grad[..., rows, :], key_grad[..., columns, :]]
+                targets += blocks.bias_blocks(rest_grads[: ctx.bias_count], rows, columns)
+                targets += rest_grads[ctx.bias_count :]
+                unused -= add_gradients(scores, score_grad, [*inputs, *parameters], targets)
+        check_unchanged(sums.masked_fill(largest == math.inf, 1.0), len(unused))
+        return None, None, *(grad if need else None for grad, need in zip(grads, needed, strict=True))
 
 
-def learned(blocking: Blocking, job: Job) -> list[Tensor]:
-    """The leaves, other than the job's own tensors, that the scores depend on and that learn.
+def add_gradients(scores: Tensor, score_grad: Tensor, inputs: list[Tensor], targets: list[Tensor]) -> set[int]:
+    """Add the gradients of the inputs to the targets; the ids of the inputs that the scores depend on."""
+    if not scores.requires_grad:
+        return set()
+    wanted = [(x, target) for x, target in zip(inputs, targets, strict=True) if x.requires_grad]
+    score_grad = score_grad.sum_to_size(scores.shape).to(scores.dtype)
+    grads = torch.autograd.grad(scores, [x for x, _ in wanted], score_grad, retain_graph=True, allow_unused=True)
+    for (_, target), grad in zip(wanted, grads, strict=True):
+        if grad is not None:
+            target += grad
+    return {id(x) for (x, _), grad in zip(wanted, grads, strict=True) if grad is not None}
 
-    The score is asked for one pair, and the graph of its answer is walked. So a parameter is found
+
+def parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
+    """The leaf tensors with a gradient, other than the job's own, that the scores depend on.
+
+    The score is called for one pair, and the graph of its result is walked. So a parameter is found
     wherever it is: in a module, in a closure, in a mask.
     """
     if not torch.is_grad_enabled() or not job.pairs:
         return []
     one = slice(0, 1)
-    biases = [part for part in parts_of(blocking.mask) if isinstance(part, Tensor) and part.dtype != torch.bool]
+    biases = [part for part in parts_of(blocks.mask) if is_bias(part)]
     with torch.enable_grad():
-        probe = blocking.logits(
-            job.query.detach()[..., one, :],
-            job.key.detach()[..., one, :],
-            [block.detach() for block in blocking.bias_blocks(biases, one, one)],
-            one,
-            one,
-        )
-    found: dict[int, Tensor] = {}
-    seen, todo = set(), [probe.grad_fn]
-    if probe.grad_fn is None and probe.requires_grad:
-        return [probe]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
+        query, key = job.query.detach()[..., one, :], job.key.detach()[..., one, :]
+        probe = blocks.scores(query, key, [x.detach() for x in blocks.bias_blocks(biases, one, one)], one, one)
+    if probe.grad_fn is None:
+        return [probe] if probe.requires_grad else []
+    leaves: dict[int, Tensor] = {}
+    visited = set()
+    pending: list[tuple[Node | None, int]] = [(probe.grad_fn, 0)]
+    while pending:
+        node, _ = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
-        todo += [following for following, _ in node.next_functions]
-    return list(found.values())
+            leaves[id(node.variable)] = node.variable
+        pending += node.next_functions
+    return list(leaves.values())
+
+
+def state_of(score: object) -> dict[str, Tensor]:
+    """The parameters and buffers of a score."""
+    return dict([*score.named_parameters(), *score.named_buffers()]) if isinstance(score, nn.Module) else {}
+
+
+def with_state(score: Score, state: dict[str, Tensor]) -> Score:
+    """The score with its parameters of forward: `torch.func.functional_call` may have replaced them for that call."""
+    now = state_of(score)
+    if not isinstance(score, nn.Module) or all(now.get(name) is tensor for name, tensor in state.items()):
+        return score
+    module = score
+    return lambda query, key: torch.func.functional_call(module, state, (query, key))
+
+
+def check_unchanged(sums: Tensor, unused: int) -> None:
+    """Raise if the recomputed weights of a query do not add up to 1, or depend on other parameters than in forward.
+
+    sums     [..., q] of the weights of each query
+    unused   number of parameters that the scores depended on in forward, and not in backward
+    """
+    error = float((sums - 1).abs().nan_to_num(0.0).max()) if sums.numel() else 0.0
+    if error <= TOLERANCE and not unused:
+        return
+    found = (
+        f"they no longer depend on {unused} parameters" if unused else f"weights add up to 1 ± {error:.2g}, not to 1"
+    )
+    raise RuntimeError(
+        f"the score or mask changed between forward and backward, which calls them again: {found}. Keep what they hold"
+        " unchanged until backward; in a loop, bind the loop variable, lambda query, key, s=s: …; or use engine='dense'"
+    )
+
+
+def autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """The current autocast mode of a type of device, to be entered later."""
+    if not torch.amp.is_autocast_available(device_type):
+        return contextlib.nullcontext
+    dtype, enabled = torch.get_autocast_dtype(device_type), torch.is_autocast_enabled(device_type)
+    return functools.partial(torch.autocast, device_type, dtype, enabled)
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that a score may draw from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states[str(device)] = torch.cuda.get_rng_state(device)
+    return states
+
+
+@contextlib.contextmanager
+def replayed(states: dict[str, Tensor]) -> Iterator[None]:
+    """Draw the same random numbers again: blocks come in the same order, and a score draws the same for each."""
+    with torch.random.fork_rng([name for name in states if name != "cpu"]):
+        for name, state in states.items():
+            if name == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, name)
+        yield
+
+
+@contextlib.contextmanager
+def hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Keep hooks of parameters from running for each block: they run once, with the whole gradient.
+
+    torch has no public way to switch them off.
+    """
+    removed = [(x._backward_hooks, dict(x._backward_hooks)) for x in parameters if x._backward_hooks]
+    for hooks, _ in removed:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in removed:
+            hooks.update(before)

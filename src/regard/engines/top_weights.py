@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from regard.compiled.threads import Room, spread
+from regard.compiled.threads import Scratch, spread
 from regard.engines.job import Job, masked, scores_of, spans
-from regard.engines.stream import cached, fusible
+from regard.engines.stream import cache_block, fusible
 from regard.masks import block_of, parts_of
 
 
@@ -31,7 +31,7 @@ def block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     best = job.query.new_full([*job.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
     log_weight = job.query.new_full(job.shape[:-1], -math.inf)
-    queries, keys = cached(job)
+    queries, keys = cache_block(job)
     for rows in spans(job.queries, queries):
         for columns in spans(job.keys, keys):
             blocks = [block_of(part, rows, columns, len(job.shape), best.device) for part in parts_of(job.mask)]
@@ -50,25 +50,25 @@ def fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     from regard.engines import fused
     from regard.engines import fused_loops as loops
 
-    fold, query, key, _ = fused.prepared(job, 0, fused.BLOCK)
-    best = job.query.new_full([*fold.shape[:-1], top], -math.inf)
+    blocks, query, key, _ = fused.prepare(job, 0, fused.BLOCK)
+    best = job.query.new_full([*blocks.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
-    highest, total = best.new_full(fold.shape[:-1], -math.inf), best.new_zeros(fold.shape[:-1])
+    highest, total = best.new_full(blocks.shape[:-1], -math.inf), best.new_zeros(blocks.shape[:-1])
     arrays = best.numpy(), index.numpy(), highest.numpy(), total.numpy()
-    room = Room()
+    scratch = Scratch()
 
-    def task(item: fused.Portion) -> None:
-        _, lead, rows = item
-        some, head = fold.pairing.ready(query[lead][rows].contiguous()), key[lead]
-        for columns in fold.columns(rows):
-            masking = fold.masking(lead, rows, columns)
-            if masking is None:
+    def task(portion: fused.Portion) -> None:
+        _, lead, rows = portion
+        some, head = blocks.pairing.prepare(query[lead][rows].contiguous()), key[lead]
+        for columns in blocks.columns(rows):
+            mask_blocks = blocks.mask_blocks(lead, rows, columns)
+            if mask_blocks is None:
                 continue
-            scores = room.block(0, len(some), columns.stop - columns.start, best)
-            fold.scores(some, head[columns], scores, masking)
-            loops.hide(scores.numpy(), fold.reach(rows, columns))
+            scores = scratch.block(0, len(some), columns.stop - columns.start, best)
+            blocks.scores(some, head[columns], scores, mask_blocks)
+            loops.hide(scores.numpy(), blocks.visible(rows, columns))
             kept = [array[lead][rows] for array in arrays]
-            loops.keep_best(scores.numpy(), kept[0], kept[1], kept[2], kept[3], columns.start)
+            loops.update_top(scores.numpy(), kept[0], kept[1], kept[2], kept[3], columns.start)
 
-    spread(task, fold.portions(fold.block[0]))
+    spread(task, blocks.portions(blocks.block[0]))
     return best, index, highest + total.masked_fill(total == 0, 1.0).log()
