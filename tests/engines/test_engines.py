@@ -137,8 +137,8 @@ def test_any_shape_broadcasts_the_same_on_every_engine(leads, sizes, block, scor
     width = torch.tensor(0.7, dtype=torch.float64)
     ours, slow = {
         "dot": (scores.dot, reference.dot),
-        "gaussian": (scores.Gaussian(width), reference.gaussian(width)),
-        "laplace": (scores.Laplace(width), reference.laplace(width)),
+        "gaussian": (scores.Gaussian(width), reference.kernel("gaussian", width)),
+        "laplace": (scores.Laplace(width), reference.kernel("laplace", width)),
         "constant": (scores.constant, reference.constant),
     }[score]
     mask, slow_mask = (masks.causal, lambda lead, i, j: j <= i) if causal else (None, None)
