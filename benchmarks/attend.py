@@ -165,7 +165,7 @@ def importing(name: str) -> Sequence[Tensor]:
     return []
 
 
-def case(
+def case(  # noqa: PLR0913
     name: str,
     shape: Sequence[int],
     ours: Run,

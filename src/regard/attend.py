@@ -7,7 +7,7 @@ Shapes are `[..., length, size]`; with heads `[batch, heads, length, size]`. Lea
 at no key gets a mean of zero, a log weight of -inf, and no NaN, forward or backward. A NaN in the input
 gives NaN in the output.
 
-All rules that choose an engine are here: `choose` for tensors, `choose_sums` for the sums of kernel regression
+All rules that choose an engine are here: `choose` for tensors, `_choose_sums` for the sums of kernel regression
 (`kernel_means`, `kernel_moments`) that the estimators for tables use.
 """
 
@@ -44,7 +44,7 @@ class Engine(Protocol):
     def attend(self, job: Job) -> Tensor: ...
 
 
-class KernelSums(Protocol):
+class _KernelSums(Protocol):
     """A way to compute the sums of kernel regression: a module of `regard.engines`."""
 
     def algorithm(self, points: Points, tolerance: float, *, moments: bool) -> str: ...
@@ -72,16 +72,16 @@ class Look(NamedTuple):
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream(), Pairs(), Gauss())}
-KERNEL_SUMS: dict[str, KernelSums] = {"dense": dense, "pairs": pairs, "gauss": gauss}
-DENSE_LIMIT = 2**16
+_KERNEL_SUMS: dict[str, _KernelSums] = {"dense": dense, "pairs": pairs, "gauss": gauss}
+_DENSE_LIMIT = 2**16
 """Largest number of floats, in the matrix and in its score while it is computed, that counts as small."""
 PAIRS_FROM, GAUSS_FROM, PAIRS_VALUES = 2**28, 2**33, 8
 """For tensors: number of pairs from which `pairs` and `gauss` are faster, and up to how many columns of values."""
 DENSE_SUMS_LIMIT = 2**20
 """For sums: number of pairs that NumPy computes before compiled loops would be loaded."""
-GAUSS_TOLERANCE = 1e-9
+_GAUSS_TOLERANCE = 1e-9
 """For sums: least tolerance that `gauss` is tried for."""
-LOOK_LIMIT = 2 * 2**30
+_LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
 
 
@@ -121,7 +121,7 @@ def attend(
     job = checked(query, key, value, score, mask, weigh, dropout)
     if engine is None:
         return ENGINES[choose(job).engine].attend(job)
-    return engine_for(engine, job).attend(job)
+    return _engine_for(engine, job).attend(job)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
@@ -145,7 +145,7 @@ def attend_parts(
     (torch.Size([3, 2]), torch.Size([3]))
     """
     job = checked(query, key, value, score, mask, softmax, 0.0)
-    return Dense().attend_parts(job) if choose_parts(job).engine == "dense" else Stream().attend_parts(job)
+    return Dense().attend_parts(job) if _choose_parts(job).engine == "dense" else Stream().attend_parts(job)
 
 
 @overload
@@ -169,7 +169,7 @@ def look(
     if top is not None:
         return Look(*top_weights(job, positive("top", top)))
     size = job.pairs * query.element_size()
-    if size > LOOK_LIMIT:
+    if size > _LOOK_LIMIT:
         raise ValueError(
             f"the weights {list(job.shape)} would take {size / 2**30:.1f} GiB, above the limit of 2 GiB:"
             " ask for the largest of each query with top=8, or look at fewer queries at a time"
@@ -202,7 +202,7 @@ def plan(
     if engine is None:
         chosen = choose(job)
         return chosen._replace(algorithm=ENGINES[chosen.engine].algorithm(job))
-    requested = engine_for(engine, job)
+    requested = _engine_for(engine, job)
     return Plan(requested.name, "it was requested", requested.algorithm(job))
 
 
@@ -243,18 +243,18 @@ def choose(job: Job) -> Plan:
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
 
 
-def choose_parts(job: Job) -> Plan:
+def _choose_parts(job: Job) -> Plan:
     """The engine for a job of which the log weights are needed too."""
     if small(job) or transforming():
         return Plan("dense", f"the matrix is small, {job.pairs:,} pairs, or torch.func transforms the program")
     return Plan("stream", f"{job.pairs:,} pairs: by blocks, without the matrix")
 
 
-def choose_sums(points: Points, tolerance: float = 1e-6) -> Plan:
+def _choose_sums(points: Points, tolerance: float = 1e-6) -> Plan:
     """The engine for the sums of kernel regression, and the reason."""
     if points.pairs <= DENSE_SUMS_LIMIT:
         return Plan("dense", f"only {points.pairs:,} pairs")
-    reason = "gauss is not that exact" if tolerance < GAUSS_TOLERANCE else gauss.unsuitable(points)
+    reason = "gauss is not that exact" if tolerance < _GAUSS_TOLERANCE else gauss.unsuitable(points)
     if reason is None:
         return Plan("gauss", f"{points.pairs:,} pairs of a Gaussian in few dimensions: by Fourier transform")
     return Plan("pairs", f"{points.pairs:,} pairs: those that matter, in one fused pass ({reason})")
@@ -262,26 +262,26 @@ def choose_sums(points: Points, tolerance: float = 1e-6) -> Plan:
 
 def plan_sums(points: Points, tolerance: float = 1e-6, *, moments: bool = False) -> Plan:
     """What `kernel_means` or `kernel_moments` would run: the engine, why, and its algorithm."""
-    chosen = choose_sums(points, tolerance)
-    return chosen._replace(algorithm=KERNEL_SUMS[chosen.engine].algorithm(points, tolerance, moments=moments))
+    chosen = _choose_sums(points, tolerance)
+    return chosen._replace(algorithm=_KERNEL_SUMS[chosen.engine].algorithm(points, tolerance, moments=moments))
 
 
 def kernel_means(points: Points, tolerance: float = 1e-6) -> Pooled:
     """Weighted means of the values, `[queries, values]`, and log weights `[queries]`."""
-    return KERNEL_SUMS[choose_sums(points, tolerance).engine].pool(points, tolerance)
+    return _KERNEL_SUMS[_choose_sums(points, tolerance).engine].pool(points, tolerance)
 
 
 def kernel_moments(points: Points, tolerance: float = 1e-6) -> Moments:
     """Weighted means of the values, the offsets and their products, which a local line is fitted from."""
-    return KERNEL_SUMS[choose_sums(points, tolerance).engine].moments(points, tolerance)
+    return _KERNEL_SUMS[_choose_sums(points, tolerance).engine].moments(points, tolerance)
 
 
 def small(job: Job) -> bool:
     """Whether the matrix is cheaper than computing without it."""
-    return job.pairs * job.width <= DENSE_LIMIT
+    return job.pairs * job.width <= _DENSE_LIMIT
 
 
-def engine_for(requested: str | Engine, job: Job) -> Engine:
+def _engine_for(requested: str | Engine, job: Job) -> Engine:
     """The requested engine, if it can do the job."""
     if isinstance(requested, str):
         if requested not in ENGINES:
@@ -337,11 +337,11 @@ def checked(
     except ValueError:
         shapes = " and ".join(str(list(x.shape[:-2])) for x in (query, key, value))
         raise ValueError(f"leading dimensions of query, key and value must broadcast, got {shapes}") from None
-    check_mask(job, shape)
+    _check_mask(job, shape)
     return job
 
 
-def check_mask(job: Job, shape: torch.Size) -> None:
+def _check_mask(job: Job, shape: torch.Size) -> None:
     """A part of the mask must be boolean or a bias of the query's dtype, and broadcast to the scores."""
     for part in parts_of(job.mask):
         if not isinstance(part, Tensor) and not callable(part):

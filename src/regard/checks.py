@@ -8,8 +8,8 @@ from typing import SupportsIndex, cast
 from torch import Tensor, nn
 from torch.nn.modules import module
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS: list[Sized] = [getattr(module, "_global" + name) for name in HOOKS]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS: list[Sized] = [getattr(module, "_global" + name) for name in _HOOKS]
 
 
 def positive(name: str, number: object) -> int:
@@ -51,7 +51,7 @@ def check_rows(name: str, x: Tensor, size: int, rank: int | None = None) -> None
 
 def hooks_of(layers: Iterable[nn.Module]) -> list[Sized]:
     """The dicts that hold the hooks of these layers, and of all layers: no hook is set while all are empty."""
-    return [getattr(layer, name) for layer in layers for name in HOOKS] + GLOBAL_HOOKS
+    return [getattr(layer, name) for layer in layers for name in _HOOKS] + _GLOBAL_HOOKS
 
 
 def is_plain_linear(layer: nn.Module) -> bool:

@@ -28,9 +28,9 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """
     path = path.resolve() if path.is_symlink() else path
     remove_leftovers(path.parent, path.name)
-    temporary = temporary_path(path)
+    temporary = _temporary_path(path)
     try:
-        mode = new_file_mode(temporary)
+        mode = _new_file_mode(temporary)
         yield temporary
         if temporary.is_file():
             temporary.chmod(mode)  # safetensors writes files that only their owner can read
@@ -42,12 +42,12 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
         remove(temporary)
 
 
-def temporary_path(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     """A hidden name in the same folder, which no other process or thread uses."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
 
 
-def new_file_mode(path: Path) -> int:
+def _new_file_mode(path: Path) -> int:
     """The permissions that a new file at this path gets by the umask."""
     path.touch()
     mode = path.stat().st_mode
@@ -76,24 +76,24 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. A pipe or a device cannot be replaced, and is written to directly."""
-    if is_stream(path):
+    if _is_stream(path):
         path.write_text(text, encoding="utf-8")
         return
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def is_stream(path: Path) -> bool:
+def _is_stream(path: Path) -> bool:
     """Whether the path exists and is no file: a pipe or a device."""
     return path.exists() and not path.is_file()
 
 
 def check_writable(path: Path) -> None:
     """Raise OSError if no text file can be written at this path: call it before long work, not after."""
-    if is_stream(path):
+    if _is_stream(path):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new_file_mode(temporary_path(path))
+        _new_file_mode(_temporary_path(path))
     except OSError as error:
         raise type(error)(f"{path} cannot be written: {error.strerror}") from None

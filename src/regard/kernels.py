@@ -56,7 +56,7 @@ class Profile:
         return math.sqrt(math.exp(self.log_moment(features + 2) - self.log_moment(features)) / features)
 
 
-def log_beta(a: float, b: float) -> float:
+def _log_beta(a: float, b: float) -> float:
     """log B(a, b), where B(a, b) = ∫ tᵃ⁻¹ (1 - t)ᵇ⁻¹ dt over 0 < t < 1."""
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
@@ -219,7 +219,7 @@ class Epanechnikov(Kernel):
     profile = Profile(
         log=lambda u: torch.log1p(-u.square()),
         arithmetic=lambda u, square: 1.0 - square,
-        log_moment=lambda p: log_beta(p / 2, 2) - math.log(2),
+        log_moment=lambda p: _log_beta(p / 2, 2) - math.log(2),
     )
 
 
@@ -252,7 +252,7 @@ class Tricube(Kernel):
     profile = Profile(
         log=lambda u: 3.0 * torch.log1p(-u.pow(3)),
         arithmetic=lambda u, square: (1.0 - square * u) * (1.0 - square * u) * (1.0 - square * u),
-        log_moment=lambda p: log_beta(p / 3, 4) - math.log(3),
+        log_moment=lambda p: _log_beta(p / 3, 4) - math.log(3),
     )
 
 
@@ -268,11 +268,11 @@ class Triweight(Kernel):
     profile = Profile(
         log=lambda u: 3.0 * torch.log1p(-u.square()),
         arithmetic=lambda u, square: (1.0 - square) * (1.0 - square) * (1.0 - square),
-        log_moment=lambda p: log_beta(p / 2, 4) - math.log(2),
+        log_moment=lambda p: _log_beta(p / 2, 4) - math.log(2),
     )
 
 
-def cosine_factor(terms: int = 10) -> tuple[float, ...]:
+def _cosine_factor(terms: int = 10) -> tuple[float, ...]:
     """The power series, highest power first, of cos(πu/2) / (1 - u²) in u².
 
     Dividing a series by 1 - u² gives the partial sums of its coefficients. Those of cos(πu/2) add up to 0, so a
@@ -282,21 +282,21 @@ def cosine_factor(terms: int = 10) -> tuple[float, ...]:
     return tuple(-math.fsum(taylor[n + 1 :]) for n in reversed(range(terms)))
 
 
-COSINE_FACTOR = cosine_factor()
+_COSINE_FACTOR = _cosine_factor()
 
 
 def cosine(u: Any, square: Any) -> Any:
     """cos(πu/2) with its zero at u = 1 as a factor, so that it stays positive and precise up to there."""
     factor = 0.0 * square
-    for coefficient in COSINE_FACTOR:
+    for coefficient in _COSINE_FACTOR:
         factor = factor * square + coefficient
     return (1.0 - square) * factor
 
 
-def cosine_moment(p: float) -> float:
+def _cosine_moment(p: float) -> float:
     """log ∫ cos(πu/2) uᵖ⁻¹ du over 0 < u < 1, term by term."""
-    powers = [p + 2 * n for n in reversed(range(len(COSINE_FACTOR)))]
-    terms = (c * (1 / power - 1 / (power + 2)) for c, power in zip(COSINE_FACTOR, powers, strict=True))
+    powers = [p + 2 * n for n in reversed(range(len(_COSINE_FACTOR)))]
+    terms = (c * (1 / power - 1 / (power + 2)) for c, power in zip(_COSINE_FACTOR, powers, strict=True))
     return math.log(math.fsum(terms))
 
 
@@ -310,7 +310,7 @@ class Cosine(Kernel):
     """
 
     # The sine of what is missing to a right angle keeps its digits at u = 1, where the cosine is 0.
-    profile = Profile(log=lambda u: (0.5 * math.pi * (1 - u)).sin().log(), arithmetic=cosine, log_moment=cosine_moment)
+    profile = Profile(log=lambda u: (0.5 * math.pi * (1 - u)).sin().log(), arithmetic=cosine, log_moment=_cosine_moment)
 
 
 KERNELS: dict[str, type[Kernel]] = {

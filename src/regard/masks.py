@@ -25,8 +25,8 @@ from torch import Tensor
 
 from regard.torch_modes import compiling, transforming
 
-MaskFunction = Callable[[Tensor, Tensor], Tensor]
-Mask = MaskFunction | Tensor
+_MaskFunction = Callable[[Tensor, Tensor], Tensor]
+Mask = _MaskFunction | Tensor
 
 
 def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def others(query_index: Tensor, key_index: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Padding:
+class _Padding:
     """See `padding`."""
 
     lengths: Tensor
@@ -75,7 +75,7 @@ class Padding:
         return key_index < self.lengths.reshape(*self.lengths.shape, *[1] * trailing)
 
 
-def padding(lengths: Tensor) -> Padding:
+def padding(lengths: Tensor) -> _Padding:
     """Sequence b has `lengths[b]` real keys; what comes after is padding and is not seen.
 
     The dimensions of `lengths` are the *first* leading dimensions of the scores: lengths `[batch]`
@@ -91,11 +91,11 @@ def padding(lengths: Tensor) -> Padding:
         raise TypeError(f"padding needs lengths as an integer tensor, got {got}")
     if not (compiling() or transforming()) and bool((lengths < 0).any()):
         raise ValueError(f"lengths must not be negative, got {int(lengths.min())}")
-    return Padding(lengths)
+    return _Padding(lengths)
 
 
 @dataclass(frozen=True)
-class Window:
+class _Window:
     """See `window`."""
 
     radius: int
@@ -104,7 +104,7 @@ class Window:
         return (query_index - key_index).abs() <= self.radius
 
 
-def window(radius: int) -> Window:
+def window(radius: int) -> _Window:
     """A query sees the keys at most `radius` positions away: Luong's local-m, sliding windows.
 
     >>> import torch
@@ -113,7 +113,7 @@ def window(radius: int) -> Window:
     """
     if not radius >= 0:  # NaN too is not
         raise ValueError(f"radius must not be negative, got {radius}")
-    return Window(radius)
+    return _Window(radius)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def both(first: Mask, second: Mask) -> Both:
 class Shifted:
     """See `shifted`."""
 
-    mask: MaskFunction
+    mask: _MaskFunction
     by: int
 
     def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def tensors_of(mask: Mask | None) -> list[Tensor]:
     """
     if isinstance(mask, Tensor):
         return [] if mask.is_inference() else [mask]
-    if isinstance(mask, Padding):
+    if isinstance(mask, _Padding):
         return tensors_of(mask.lengths)
     if isinstance(mask, Shifted):
         return tensors_of(mask.mask)

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 Floats = NDArray[np.float64]
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
-CYCLE = (ORANGE, SKY, VERMILION, GREEN, PURPLE, BLUE)
-GREY, INK = "#999999", "#333333"
+BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+CYCLE = (_ORANGE, _SKY, VERMILION, _GREEN, _PURPLE, BLUE)
+GREY, _INK = "#999999", "#333333"
 MARKERS = "osD^vP"
-EDGE = "#cccccc"
-TITLE_WIDTH = 5.4
+_EDGE = "#cccccc"
+_TITLE_WIDTH = 5.4
 """Inches that a one-line title needs beside the labels of the rows."""
-TICKS = 6
+_TICKS = 6
 """Number of ticks on an axis with many labels."""
-PANELS_PER_ROW, PANEL_WIDTH = 7, 1.75
+_PANELS_PER_ROW, _PANEL_WIDTH = 7, 1.75
 """The largest number of image panels in a row, and the width of each in inches."""
-DARK, CONTOUR = 0.3, 0.5
+_DARK, _CONTOUR = 0.3, 0.5
 """Brightness where the weight is 0, and level of the contour line, as fractions of the maximum."""
 SMOOTHING = 0.55
 """Standard deviation, in cells, of the Gaussian that smooths the weights over the pixels."""
-LUMA = np.array([0.299, 0.587, 0.114])
+_LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def fit_curve(
@@ -78,7 +78,7 @@ def fit_curve(
     at = grid[order]
     if truth is not None:
         line = on_grid(truth, "truth")
-        axes.plot(at, line, color=INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
+        axes.plot(at, line, color=_INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
     for index, (name, fit) in enumerate(predictions.items()):
         colour, line = CYCLE[index % len(CYCLE)], on_grid(fit, name)
         axes.plot(at, line, color=colour, linewidth=2.2, zorder=4, label=name)
@@ -115,8 +115,8 @@ def weight_map(
     if weights.ndim != 2 or not weights.size:
         raise ValueError(f"weights must be [queries, keys], got shape {list(weights.shape)}")
     axes = axes or new_axes(5.5, 4.5)
-    rows, row_names = sort_by(queries, weights.shape[0], "queries")
-    columns, column_names = sort_by(keys, weights.shape[1], "keys")
+    rows, row_names = _sort_by(queries, weights.shape[0], "queries")
+    columns, column_names = _sort_by(keys, weights.shape[1], "keys")
     top = float(np.abs(weights).max()) if largest is None else largest
     # Weights of a local linear fit may be negative: then white is 0 and each sign has its own colour.
     signed = bool(weights.min() < 0)
@@ -128,15 +128,15 @@ def weight_map(
         aspect="auto",
         interpolation="nearest",
     )
-    label_ticks(axes.yaxis, row_names)
-    label_ticks(axes.xaxis, column_names)
+    _label_ticks(axes.yaxis, row_names)
+    _label_ticks(axes.xaxis, column_names)
     axes.set_title(title, loc="left")
     axes.set_xlabel("keys" if keys is None else "keys, sorted")
     axes.set_ylabel("queries" if queries is None else "queries, sorted")
     bar = axes.figure.colorbar(image, ax=axes, label="weight", pad=0.03)
     bar.locator = MaxNLocator(5)
     bar.outline.set_visible(False)
-    axes.spines[:].set_color(EDGE)
+    axes.spines[:].set_color(_EDGE)
     return axes
 
 
@@ -161,7 +161,7 @@ def alignment_map(
             f"weights must be [{len(queries)}, {len(keys)}], queries by keys, and not empty, got shape"
             f" {list(weights.shape)}"
         )
-    width = max(TITLE_WIDTH, 1.6 + 0.3 * len(keys))
+    width = max(_TITLE_WIDTH, 1.6 + 0.3 * len(keys))
     axes = axes or new_axes(min(16, width), min(16, 1.2 + 0.28 * len(queries)))
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     size = "small" if max(len(keys), len(queries)) <= 40 else "xx-small"
@@ -173,7 +173,7 @@ def alignment_map(
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0)
     axes.set_title(title, loc="left")
-    axes.spines[:].set_color(EDGE)
+    axes.spines[:].set_color(_EDGE)
     return axes
 
 
@@ -206,11 +206,11 @@ def evidence_bars(
     sizes = np.append(weights, float(rest))
     colours = [*(BLUE if weight >= 0 else VERMILION for weight in weights), GREY]
     axes.barh(range(len(sizes)), sizes, color=colours, height=0.72)
-    notes = [""] * len(weights) if values is None else [f"  →  {as_text(value)}" for value in values]
+    notes = [""] * len(weights) if values is None else [f"  →  {_as_text(value)}" for value in values]
     reach = max(float(np.abs(sizes).max()), 1e-300)
     for index, (size, note) in enumerate(zip(sizes, [*notes, ""], strict=True)):
         x = max(size, 0.0) + 0.015 * reach
-        axes.text(x, index, f"{size:.1%}{note}", va="center", fontsize="small", color=INK, parse_math=False)
+        axes.text(x, index, f"{size:.1%}{note}", va="center", fontsize="small", color=_INK, parse_math=False)
     rows = [*(f"{noun} {label}" for label in labels), f"all other {noun}s"]
     axes.set_yticks(range(len(sizes)), rows, parse_math=False)
     axes.invert_yaxis()
@@ -220,7 +220,7 @@ def evidence_bars(
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.set_xlabel("weight" if values is None else f"weight  →  the {noun}'s target")
     if left < 0:
-        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.axvline(0, color=_INK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
     return hide_frame(axes)
 
@@ -251,7 +251,7 @@ def error_curves(
     unknown = set(sizes) - set(errors)
     if unknown:
         raise ValueError(f"parameters names {sorted(unknown)}, which are not among the errors {list(errors)}")
-    axes.axhline(1, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, zorder=1)
+    axes.axhline(1, color=_INK, linestyle=(0, (5, 2)), linewidth=1.0, zorder=1)
     bars: list[int] = []
     for index, (name, values) in enumerate(errors.items()):
         repeats = np.asarray(values, dtype=np.float64)
@@ -302,27 +302,27 @@ def image_strip(
     >>> [axes.get_title() for axes in image_strip(image, ["a", "dog"], weights)]
     ['', 'a', 'dog']
     """
-    pixels, weights = as_pixels(image), np.asarray(weights, dtype=np.float64)
+    pixels, weights = _as_pixels(image), np.asarray(weights, dtype=np.float64)
     if weights.ndim != 3 or len(weights) != len(words) or not all(weights.shape[1:]):
         raise ValueError(f"weights must be [{len(words)}, rows, columns], one per word, got {list(weights.shape)}")
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError(f"weights must be finite and 0 or more, got {weights.min():g} to {weights.max():g}")
     if marks is not None and np.shape(marks) != (len(words), 2):
         raise ValueError(f"marks must be [{len(words)}, 2], a row and column per word, got {list(np.shape(marks))}")
-    panels = list(new_panels(len(words) + 1) if axes is None else axes)
+    panels = list(_new_panels(len(words) + 1) if axes is None else axes)
     if len(panels) != len(words) + 1:
         raise ValueError(f"axes must be {len(words) + 1}, for the image and each word, got {len(panels)}")
     show(panels[0], pixels, "")
     for index, (panel, word, weight) in enumerate(zip(panels[1:], words, weights, strict=True)):
         brightness = smooth(weight, pixels.shape[0], pixels.shape[1])
         brightness = brightness / (brightness.max() or 1.0)
-        grey = DARK * (pixels @ LUMA)[..., None]  # [height, width, 1]
+        grey = _DARK * (pixels @ _LUMA)[..., None]  # [height, width, 1]
         show(panel, grey + brightness[..., None] * (pixels - grey), word)
-        if brightness.min() < CONTOUR < brightness.max():
-            panel.contour(brightness, levels=[CONTOUR], colors=[ORANGE], linewidths=1.2)
+        if brightness.min() < _CONTOUR < brightness.max():
+            panel.contour(brightness, levels=[_CONTOUR], colors=[_ORANGE], linewidths=1.2)
         if marks is not None:
             row, column = (np.asarray(marks)[index] + 0.5) / weight.shape * pixels.shape[:2] - 0.5
-            panel.plot(column, row, "X", color=SKY, markersize=10, markeredgecolor="white")
+            panel.plot(column, row, "X", color=_SKY, markersize=10, markeredgecolor="white")
     return panels
 
 
@@ -346,13 +346,13 @@ def matrix(values: ArrayLike | Tensor) -> Floats:
 
 def vector(values: ArrayLike, name: str) -> Floats:
     """Numbers [n], also from a column [n, 1]."""
-    array = one_axis(np.asarray(values, dtype=np.float64))
+    array = _one_axis(np.asarray(values, dtype=np.float64))
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {list(array.shape)}")
     return array
 
 
-def one_axis(array: NDArray[Any]) -> NDArray[Any]:
+def _one_axis(array: NDArray[Any]) -> NDArray[Any]:
     """An array [n] from a column [n, 1]; any other array as it is."""
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
@@ -363,18 +363,18 @@ def check_lengths(name: str, array: Floats, other: str, like: Floats) -> None:
         raise ValueError(f"{name} and {other} must have the same length, got {len(array)} and {len(like)}")
 
 
-def sort_by(values: ArrayLike | None, count: int, name: str) -> tuple[NDArray[np.intp], NDArray[Any] | None]:
+def _sort_by(values: ArrayLike | None, count: int, name: str) -> tuple[NDArray[np.intp], NDArray[Any] | None]:
     """The order of rows or columns by their values, and the sorted values as labels."""
     if values is None:
         return np.arange(count), None
-    labels = one_axis(np.asarray(values))
+    labels = _one_axis(np.asarray(values))
     if labels.shape != (count,):
         raise ValueError(f"{name} must be [{count}], as many as the weights have, got shape {list(labels.shape)}")
     order = np.argsort(labels, kind="stable")
     return order, labels[order]
 
 
-def label_ticks(axis: "Axis", labels: NDArray[Any] | None) -> None:
+def _label_ticks(axis: "Axis", labels: NDArray[Any] | None) -> None:
     """Ticks at round numbers if the sorted labels are numbers; else at all labels, or at some if there are many."""
     from matplotlib.ticker import MaxNLocator
 
@@ -382,15 +382,15 @@ def label_ticks(axis: "Axis", labels: NDArray[Any] | None) -> None:
         return
     count = len(labels)
     if np.issubdtype(labels.dtype, np.number) and count > 1:
-        ticks = MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(labels[0], labels[-1])
+        ticks = MaxNLocator(_TICKS, steps=[1, 2, 5, 10]).tick_values(labels[0], labels[-1])
         ticks = ticks[(ticks >= labels[0]) & (ticks <= labels[-1])]
-        axis.set_ticks(np.interp(ticks, labels, np.arange(count)), [as_text(tick) for tick in ticks])
+        axis.set_ticks(np.interp(ticks, labels, np.arange(count)), [_as_text(tick) for tick in ticks])
         return
-    chosen = np.arange(count) if count <= 2 * TICKS else np.linspace(0, count - 1, TICKS).round().astype(int)
-    axis.set_ticks(chosen, [as_text(label) for label in labels[chosen]], parse_math=False)
+    chosen = np.arange(count) if count <= 2 * _TICKS else np.linspace(0, count - 1, _TICKS).round().astype(int)
+    axis.set_ticks(chosen, [_as_text(label) for label in labels[chosen]], parse_math=False)
 
 
-def as_text(value: object) -> str:
+def _as_text(value: object) -> str:
     """A float with four digits, or with all digits before the point; anything else as `str` has it."""
     if not isinstance(value, float | np.floating):
         return str(value)
@@ -409,7 +409,7 @@ def interpolation(cells: int, pixels: int) -> Floats:
     return np.asarray(near / near.sum(axis=1, keepdims=True))
 
 
-def as_pixels(image: ArrayLike) -> Floats:
+def _as_pixels(image: ArrayLike) -> Floats:
     """Floats from 0 to 1, [height, width, 3]."""
     array = np.asarray(image)
     floats = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
@@ -423,15 +423,15 @@ def as_pixels(image: ArrayLike) -> Floats:
     return floats
 
 
-def new_panels(count: int) -> "list[Axes]":
+def _new_panels(count: int) -> "list[Axes]":
     """Axes on a new figure, in rows of about the same length."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    rows = math.ceil(count / PANELS_PER_ROW)
+    rows = math.ceil(count / _PANELS_PER_ROW)
     columns = math.ceil(count / rows)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.03, wspace=0, hspace=0)
-    figure = Figure(figsize=(PANEL_WIDTH * columns, (PANEL_WIDTH + 0.3) * rows), layout=layout, dpi=120)
+    figure = Figure(figsize=(_PANEL_WIDTH * columns, (_PANEL_WIDTH + 0.3) * rows), layout=layout, dpi=120)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for unused in panels[count:]:
         unused.remove()
@@ -441,5 +441,5 @@ def new_panels(count: int) -> "list[Axes]":
 def show(axes: "Axes", image: Floats, title: str) -> None:
     """An image under a title. A few pixels are drawn as squares, many are interpolated."""
     axes.imshow(image, interpolation="nearest" if max(image.shape[:2]) < 32 else "antialiased", vmin=0, vmax=1)
-    axes.set_title(title, fontsize=min(12.0, 150 / max(1, len(title))), color=INK, pad=3, parse_math=False)
+    axes.set_title(title, fontsize=min(12.0, 150 / max(1, len(title))), color=_INK, pad=3, parse_math=False)
     axes.set_axis_off()

@@ -14,14 +14,14 @@ DELAY = 1.0
 """Seconds before a bar is shown."""
 
 
-class ActiveDisplays(threading.local):
+class _ActiveDisplays(threading.local):
     """The displays of a thread's running bars, the innermost last."""
 
     def __init__(self) -> None:
         self.displays: list[Progress] = []
 
 
-ACTIVE = ActiveDisplays()
+_ACTIVE = _ActiveDisplays()
 
 
 class ProgressBar:
@@ -31,18 +31,18 @@ class ProgressBar:
     """
 
     def __init__(self, description: str, total: float, *, shown: bool = True) -> None:
-        self.inner = shown and bool(ACTIVE.displays)
-        self.bar = ACTIVE.displays[-1] if self.inner else make_display(shown)
+        self.inner = shown and bool(_ACTIVE.displays)
+        self.bar = _ACTIVE.displays[-1] if self.inner else _make_display(shown)
         self.task = self.bar.add_task(description, total=total, numbers="", visible=not self.inner)
         self.show_at = time.monotonic() + DELAY
         self.numbers: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        ACTIVE.displays.append(self.bar)
+        _ACTIVE.displays.append(self.bar)
         return self
 
     def __exit__(self, *error: object) -> None:
-        ACTIVE.displays.pop()
+        _ACTIVE.displays.pop()
         if self.inner:
             self.bar.remove_task(self.task)
         else:
@@ -60,7 +60,7 @@ class ProgressBar:
             self.bar.start()
 
 
-def make_display(shown: bool) -> Progress:
+def _make_display(shown: bool) -> Progress:
     """An empty display; it stays disabled if stderr is not a terminal."""
     console = Console(stderr=True)
     return Progress(

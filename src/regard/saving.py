@@ -24,13 +24,13 @@ from torch import Tensor
 from regard.files import atomic_write, write_text
 
 Array = NDArray[Any] | Tensor
-Json = str | int | float | bool | list[Any] | None
+_Json = str | int | float | bool | list[Any] | None
 FORMAT = 1
-CONFIG, ARRAYS, OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
+CONFIG, _ARRAYS, _OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
 """The names of arrays alternate when a model is replaced."""
-NUMPY_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}
+_NUMPY_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}
 """safetensors' names of the types that NumPy has."""
-TEXT_NAME = re.compile(r"[a-z_]+(-2)?\.json")
+_TEXT_NAME = re.compile(r"[a-z_]+(-2)?\.json")
 
 
 def check_folder(folder: str | Path) -> None:
@@ -38,11 +38,11 @@ def check_folder(folder: str | Path) -> None:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; a model is a folder")
-    if folder.exists() and any(folder.iterdir()) and not holds_model(folder):
+    if folder.exists() and any(folder.iterdir()) and not _holds_model(folder):
         raise FileExistsError(f"{folder} is not empty and holds no model of regard: choose another folder")
 
 
-def holds_model(folder: Path) -> bool:
+def _holds_model(folder: Path) -> bool:
     """Whether a folder has a config of ours, or a damaged one."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -63,12 +63,12 @@ def write_folder(
     folder, texts = Path(folder), texts or {}
     check_folder(folder)
     if (folder / CONFIG).exists():
-        replace_files(folder, config, arrays, texts)
+        _replace_files(folder, config, arrays, texts)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as temporary:
         temporary.mkdir()
-        write_files(temporary, config, arrays, texts, "")
+        _write_files(temporary, config, arrays, texts, "")
         if folder.exists():  # it is empty: the complete one takes its name
             try:
                 folder.rmdir()
@@ -78,20 +78,20 @@ def write_folder(
     return folder
 
 
-def replace_files(folder: Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str]) -> None:
+def _replace_files(folder: Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str]) -> None:
     """Replace the model in a folder by another."""
     try:
         before = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         old = {before["arrays"], *before.get("texts", {}).values()}
     except (ValueError, AttributeError, KeyError, TypeError):
         old = set()  # a damaged model is replaced too
-    new = write_files(folder, config, arrays, texts, "-2" if ARRAYS in old else "")
-    for name in {ARRAYS, OTHER_ARRAYS, *old} - new:
-        if name in (ARRAYS, OTHER_ARRAYS) or TEXT_NAME.fullmatch(name):
+    new = _write_files(folder, config, arrays, texts, "-2" if _ARRAYS in old else "")
+    for name in {_ARRAYS, _OTHER_ARRAYS, *old} - new:
+        if name in (_ARRAYS, _OTHER_ARRAYS) or _TEXT_NAME.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
 
 
-def write_files(
+def _write_files(
     folder: Path, config: dict[str, Any], arrays: Mapping[str, Array], texts: Mapping[str, str], suffix: str
 ) -> set[str]:
     """Write all files of a model, the config last; returns the names of the others, which have the suffix."""
@@ -110,10 +110,10 @@ def write_files(
     return {array_name, *text_names.values()}
 
 
-def read_arrays(path: Path) -> Mapping[str, Array]:
+def _read_arrays(path: Path) -> Mapping[str, Array]:
     """The arrays of a file; those of a type that NumPy does not have, such as bfloat16, are tensors."""
     with safe_open(path, framework="pt") as file:
-        if {file.get_slice(name).get_dtype() for name in file.keys()} <= NUMPY_TYPES:  # noqa: SIM118
+        if {file.get_slice(name).get_dtype() for name in file.keys()} <= _NUMPY_TYPES:  # noqa: SIM118
             return load_file(path)
     return {name: to_array(tensor) for name, tensor in safetensors_torch.load_file(path).items()}
 
@@ -127,7 +127,7 @@ def to_array(tensor: Tensor) -> Array:
         return tensor
 
 
-def to_json(value: object) -> Json:
+def to_json(value: object) -> _Json:
     """A setting or a label as a value that JSON has; other objects become their text."""
     if isinstance(value, np.ndarray):
         return value.tolist()  # type: ignore[no-any-return]
@@ -141,19 +141,19 @@ def to_json(value: object) -> Json:
 def read_folder(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config, with its texts, and the arrays; an error says what is missing or damaged."""
     folder = Path(folder)
-    config = read_config(folder)
+    config = _read_config(folder)
     name = config.get("arrays")
-    if name not in (ARRAYS, OTHER_ARRAYS):
-        raise ValueError(f"{folder / CONFIG} names {name!r} for its arrays; it must be {ARRAYS} or {OTHER_ARRAYS}")
+    if name not in (_ARRAYS, _OTHER_ARRAYS):
+        raise ValueError(f"{folder / CONFIG} names {name!r} for its arrays; it must be {_ARRAYS} or {_OTHER_ARRAYS}")
     try:
-        arrays = dict(read_arrays(folder / name))
+        arrays = dict(_read_arrays(folder / name))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / name} cannot be read: {error}") from None
     names = config.pop("texts", {})
     if not isinstance(names, dict):
         raise ValueError(f"{folder / CONFIG} names {names!r} for its texts; it must be an object of names")
     for text, file in names.items():
-        if not isinstance(file, str) or not TEXT_NAME.fullmatch(file):
+        if not isinstance(file, str) or not _TEXT_NAME.fullmatch(file):
             raise ValueError(f"{folder / CONFIG} names {file!r} for its {text}; it must be a .json beside it")
         try:
             config[text] = (folder / file).read_text(encoding="utf-8")
@@ -162,7 +162,7 @@ def read_folder(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, arrays
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     """The content of `config.json`, if it is of our format."""
     if not (folder / CONFIG).is_file():
         reason = f"it has no {CONFIG}" if folder.exists() else "no such folder"

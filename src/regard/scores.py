@@ -48,7 +48,7 @@ class InnerProduct(Protocol):
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]: ...
 
 
-class SquaredDistance(Protocol):
+class _SquaredDistance(Protocol):
     """A score that is -½ times a squared distance, and says of what."""
 
     def as_distance(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -59,7 +59,7 @@ def is_inner_product(score: object) -> TypeGuard[InnerProduct]:
     return says(type(score), "as_dot")  # type: ignore[arg-type]
 
 
-def is_squared_distance(score: object) -> TypeGuard[SquaredDistance]:
+def is_squared_distance(score: object) -> TypeGuard[_SquaredDistance]:
     """Whether a score says it is a squared distance."""
     return says(type(score), "as_distance")  # type: ignore[arg-type]
 
@@ -151,7 +151,7 @@ class Bilinear(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
-        check_fit(self, self.weight, query, key, *self.weight.shape)
+        _check_fit(self, self.weight, query, key, *self.weight.shape)
         return query @ self.weight, key, 1.0
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
@@ -196,14 +196,14 @@ class Additive(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         sizes = self.query_projection.in_features, self.key_projection.in_features
-        check_fit(self, self.weight, query, key, *sizes)
+        _check_fit(self, self.weight, query, key, *sizes)
         hidden_query = self.query_projection(query).unsqueeze(-2)  # [..., q, 1, h]
         hidden_key = self.key_projection(key).unsqueeze(-3)  # [..., 1, k, h]
         hidden: Tensor = self.activation(hidden_query + hidden_key)  # [..., q, k, h]
         return hidden @ self.weight
 
 
-def check_fit(score: nn.Module, weight: Tensor, query: Tensor, key: Tensor, query_size: int, key_size: int) -> None:
+def _check_fit(score: nn.Module, weight: Tensor, query: Tensor, key: Tensor, query_size: int, key_size: int) -> None:
     """A score with weights of its own takes the sizes it was made for, in their dtype."""
     if query.dtype != weight.dtype and not torch.is_autocast_enabled(query.device.type):
         raise TypeError(

@@ -33,13 +33,13 @@ except ImportError:
 from regard.cli.fit import AnySubject, FitGroup, subjects
 from regard.estimators.subject import open_model, save_plot, say
 
-STOPPED = 130
+_STOPPED = 130
 """The exit code of a program that was ended by Ctrl-C."""
-LARGEST_SEED = 2**31 - 1
+_LARGEST_SEED = 2**31 - 1
 """NumPy takes no negative seed, scikit-learn none above 2³²."""
 
 
-class PlainGroup(typer.core.TyperGroup):
+class _PlainGroup(typer.core.TyperGroup):
     """Verbs whose warnings, and the user's mistakes, are a line each on stderr."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -55,11 +55,11 @@ class PlainGroup(typer.core.TyperGroup):
                 raise typer.Exit(1) from None
             except KeyboardInterrupt as stop:
                 say(f"stopped: {stop}" if str(stop) else "stopped")
-                raise typer.Exit(STOPPED) from None
+                raise typer.Exit(_STOPPED) from None
 
 
 app = typer.Typer(
-    cls=PlainGroup,
+    cls=_PlainGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -69,7 +69,7 @@ app = typer.Typer(
 )
 
 
-def print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     """Print the version and exit."""
     if wanted:
         from regard import __version__
@@ -81,14 +81,14 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def regard(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Attention on your own data: every prediction shows its evidence."""
 
 
-Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
-Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
+_Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
+_Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
 
 fit = typer.Typer(cls=FitGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(fit, name="fit", help="Learn from data and write a model folder.")
@@ -106,9 +106,9 @@ for _subject in subjects().values():
 
 @app.command()
 def predict(
-    folder: Folder,
+    folder: _Folder,
     table: Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.")],
-    out: Out = None,
+    out: _Out = None,
     std: Annotated[bool, typer.Option("--std", help="Add the standard deviation about each prediction.")] = False,
     proba: Annotated[bool, typer.Option("--proba", help="Add the probability of each class.")] = False,
     density: Annotated[
@@ -118,7 +118,7 @@ def predict(
     """Predict the target of new rows, or of new bags: a line for each."""
     if out is not None:
         tables.check_destination(out)
-    model, schema, subject = open_folder(folder)
+    model, schema, subject = _open_folder(folder)
     inputs = subject.read_inputs(model, schema, table)
     columns = frozenset(name for name, wanted in (("std", std), ("proba", proba), ("density", density)) if wanted)
     tables.write_table(subject.predict(model, schema, inputs, columns), out)
@@ -126,7 +126,7 @@ def predict(
 
 @app.command()
 def evidence(
-    folder: Folder,
+    folder: _Folder,
     data: Annotated[
         Path,
         typer.Argument(
@@ -137,7 +137,7 @@ def evidence(
     top: Annotated[
         int, typer.Option(help="Number of training rows, instances, tokens or image cells to show.", min=1)
     ] = 5,
-    out: Out = None,
+    out: _Out = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the evidence of one row, bag, sentence, text or image to this picture.")
     ] = None,
@@ -151,7 +151,7 @@ def evidence(
     """
     if out is not None:
         tables.check_destination(out)
-    model, schema, subject = open_folder(folder)
+    model, schema, subject = _open_folder(folder)
     inputs = subject.read_inputs(model, schema, data)
     count = subject.count(inputs)
     if plot is not None and row > count:
@@ -163,9 +163,9 @@ def evidence(
 
 
 @app.command()
-def info(folder: Folder) -> None:
+def info(folder: _Folder) -> None:
     """Describe the model in a folder."""
-    model, schema, subject = open_folder(folder)
+    model, schema, subject = _open_folder(folder)
     facts = subject.describe(model, schema)
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -178,7 +178,7 @@ def tour(
     only: Annotated[
         str, typer.Option(help="Some stations, by name: kernel,bags,seq2seq,captions,layer,transformer,writer.")
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="One seed, one result.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=_LARGEST_SEED, help="One seed, one result.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Less data and fewer steps: under a minute.")] = False,
 ) -> None:
     """See every system work on a small case: a table, and a page with what each looked at."""
@@ -188,7 +188,7 @@ def tour(
         raise typer.Exit(1)
 
 
-def open_folder(folder: Path) -> tuple[Any, Any, AnySubject]:
+def _open_folder(folder: Path) -> tuple[Any, Any, AnySubject]:
     """A model, what its folder knows of its data, and its subject."""
     model, config = open_model(folder)
     subject = next(

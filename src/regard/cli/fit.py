@@ -13,14 +13,14 @@ from regard.estimators import SUBJECTS, subject_module
 from regard.estimators.settings import REQUIRED, Setting, setting, settings_of, with_settings
 from regard.estimators.subject import Subject, is_main_process, say
 
-METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+_METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 AnySubject = Subject[Any, Any, Any]
 Context = Any  # typer has its own copy of click, whose classes have no public name
-Command = Any
+_Command = Any
 
 
 @with_settings
-class Output:
+class _Output:
     """What every `regard fit` takes."""
 
     out: Path = setting("folder to write the model to")
@@ -40,9 +40,9 @@ class FitGroup(typer.core.TyperGroup):
     def list_commands(self, ctx: Context) -> list[str]:
         return list(subjects())
 
-    def get_command(self, ctx: Context, name: str) -> Command | None:
+    def get_command(self, ctx: Context, name: str) -> _Command | None:
         found = subjects().get(name)
-        return None if found is None else fit_command(found)
+        return None if found is None else _fit_command(found)
 
     def resolve_command(self, ctx: Context, args: list[str]) -> Any:
         """Raise for a name that is no subject, with the nearest one."""
@@ -59,7 +59,7 @@ class FitGroup(typer.core.TyperGroup):
             formatter.write_dl([(name, _summary(each)) for name, each in subjects().items()])
 
 
-class FitCommand(typer.core.TyperCommand):
+class _FitCommand(typer.core.TyperCommand):
     """A command that names the nearest option, or the subject that has it, for an option that it does not know."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -69,16 +69,16 @@ class FitCommand(typer.core.TyperCommand):
         for word in rest:
             name, mark, _ = word.partition("=")
             if name.startswith("--") and name not in flags:
-                raise ValueError(unknown_option(str(ctx.info_name), name, list(flags)))
+                raise ValueError(_unknown_option(str(ctx.info_name), name, list(flags)))
             if name in flags and not flags[name] and not mark:
                 next(rest, None)  # the option's value
         return super().parse_args(ctx, args)
 
 
-def unknown_option(name: str, option: str, known: Sequence[str]) -> str:
+def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
     """What to say of an option that `regard fit NAME` does not have.
 
-    >>> unknown_option("writer", "--epoch", ["--epochs", "--size"])
+    >>> _unknown_option("writer", "--epoch", ["--epochs", "--size"])
     'regard fit writer has no option --epoch; did you mean --epochs?'
     """
     near = get_close_matches(option, known, 1, cutoff=0.75)
@@ -93,7 +93,7 @@ def unknown_option(name: str, option: str, known: Sequence[str]) -> str:
     return f"regard fit {name} has no option {option}{hint}; regard fit {name} --help lists all"
 
 
-def fit_command(each: AnySubject) -> Command:
+def _fit_command(each: AnySubject) -> _Command:
     """The command of one subject."""
 
     def fit(ctx: typer.Context, **_: object) -> None:
@@ -109,7 +109,7 @@ def fit_command(each: AnySubject) -> Command:
     fit.__doc__ = _summary(each)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-    app.command(each.name, cls=FitCommand, context_settings=settings)(fit)
+    app.command(each.name, cls=_FitCommand, context_settings=settings)(fit)
     return typer.main.get_command(app)
 
 
@@ -146,7 +146,7 @@ def _settings(each: AnySubject) -> list[Setting]:
 
 def _declared(each: AnySubject) -> list[Setting]:
     """All that `regard fit NAME` takes."""
-    return [*settings_of(each.data), *_settings(each), *settings_of(Output)]
+    return [*settings_of(each.data), *_settings(each), *settings_of(_Output)]
 
 
 def _option(one: Setting) -> Any:
@@ -154,7 +154,7 @@ def _option(one: Setting) -> Any:
     kind: Any = str
     if one.parse is None:
         kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
-    metavar = None if kind is bool else METAVARS[kind] if not one.choices else "WORD"
+    metavar = None if kind is bool else _METAVARS[kind] if not one.choices else "WORD"
     named = one.parse is not None or all(str(choice) in one.help for choice in one.choices)
     choices = "" if named else f": {', '.join(map(str, one.choices))}"
     if _is_argument(one):

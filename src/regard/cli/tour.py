@@ -18,7 +18,7 @@ STATIONS = sorted(
     key=lambda each: each.chapter,
 )
 """The stations of all subjects, in the order of the course."""
-FILE_WIDTH = 100
+_FILE_WIDTH = 100
 """Width of the table, in characters, where stdout is not a terminal."""
 
 
@@ -29,7 +29,7 @@ def run(out: Path, only: str, seed: int, quick: bool) -> bool:
         sys.stdout.reconfigure(errors="replace")  # a console without Greek letters shows "?" instead
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = FILE_WIDTH
+        console.width = _FILE_WIDTH
     succeeded = True
     for number, visit in enumerate(run_stations(stations, out, seed, quick)):
         console.print(_rows(visit, heading=number == 0))

@@ -39,10 +39,10 @@ def kept(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:
     """True where a weight is kept. Row keys `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
     if dropout == 1:
         return (first + key) < 0
-    return scramble(first + key, second) >= threshold(dropout)
+    return _scramble(first + key, second) >= threshold(dropout)
 
 
-def scramble(word: Tensor, middle: Tensor | int = 0) -> Tensor:
+def _scramble(word: Tensor, middle: Tensor | int = 0) -> Tensor:
     """A 32-bit word whose high bits are well mixed, in int64 tensors (products wrap, low bits hold)."""
     word = word & WORD
     word = ((word ^ (word >> 16)) * FIRST) & WORD
@@ -52,5 +52,5 @@ def scramble(word: Tensor, middle: Tensor | int = 0) -> Tensor:
 
 def mix(word: Tensor) -> Tensor:
     """The same with its low bits mixed too, fit to be hashed again."""
-    word = scramble(word)
+    word = _scramble(word)
     return word ^ (word >> 16)

@@ -30,7 +30,7 @@ Floats = NDArray[Float]
 Words = NDArray[np.uint32]
 
 # float32 times float64 is float64: these serve both.
-ONE, HALF, TANH_IS_ONE = np.float32(1), np.float32(0.5), np.float32(20)
+ONE, _HALF, _TANH_IS_ONE = np.float32(1), np.float32(0.5), np.float32(20)
 
 
 def bitcast(_: object, bits: types.Type) -> tuple[object, Callable[..., object]]:
@@ -43,7 +43,7 @@ def bitcast(_: object, bits: types.Type) -> tuple[object, Callable[..., object]]
     return numba_type(bits), lambda _, builder, __, args: builder.bitcast(args[0], llvm_type)
 
 
-as_float: Any = intrinsic(bitcast)  # Numba calls it without the typing context that it is written with
+_as_float: Any = intrinsic(bitcast)  # Numba calls it without the typing context that it is written with
 
 
 def exponential(x: Float | float) -> Float:
@@ -67,7 +67,7 @@ def _exponential(x: Any) -> object:
             n = np.rint(y * log2e)
             r = (y - n * high) - n * low
             p = (((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r * r + r + one
-            p = p * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+            p = p * _as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
             return zero if x < least else p
 
         return exponential32
@@ -81,7 +81,7 @@ def _exponential(x: Any) -> object:
         r = (y - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10
         p = (((((d13 * r + d12) * r + d11) * r + d10) * r + d9) * r + d8) * r + d7
         p = (((((p * r + d6) * r + d5) * r + d4) * r + d3) * r + d2) * r * r + r + 1.0
-        p = p * as_float((np.int64(n) + 1023) << 52)
+        p = p * _as_float((np.int64(n) + 1023) << 52)
         return 0.0 if x < -708.0 else p
 
     return exponential64
@@ -90,7 +90,7 @@ def _exponential(x: Any) -> object:
 @njit(fastmath=EXACT, error_model="numpy")
 def tanh(x: Float) -> Float:
     """tanh x = (e − 1) / (e + 1) with e = exp(2x), to 2e-7 in float32, and to 4e-8 near 0."""
-    clipped = TANH_IS_ONE if x > TANH_IS_ONE else x
+    clipped = _TANH_IS_ONE if x > _TANH_IS_ONE else x
     e = exponential(clipped + clipped)
     return (e - ONE) / (e + ONE)
 
@@ -98,7 +98,7 @@ def tanh(x: Float) -> Float:
 @njit(fastmath=EXACT, error_model="numpy")
 def sigmoid(x: Float) -> Float:
     """σ(x) = ½ + ½ tanh(x / 2)."""
-    return HALF + HALF * tanh(HALF * x)
+    return _HALF + _HALF * tanh(_HALF * x)
 
 
 def row_max(row: Floats) -> Float:
@@ -118,7 +118,7 @@ def _row_max(row: Any) -> object:
             word = bits[j]
             # Negative floats are ordered backwards as integers: flip all but the sign.
             best = max(best, word ^ ((word >> integer(sign)) & integer(rest)))
-        largest: Float = as_float(integer(best ^ ((best >> integer(sign)) & integer(rest))))
+        largest: Float = _as_float(integer(best ^ ((best >> integer(sign)) & integer(rest))))
         return largest
 
     return ordered_max

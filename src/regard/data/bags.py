@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 Labels = NDArray[np.generic]
-FORMS = "a list of [n, d] arrays, an array [bags, n, d], as_bags(padded, lengths=…), or a frame with a column of bags"
+_FORMS = "a list of [n, d] arrays, an array [bags, n, d], as_bags(padded, lengths=…), or a frame with a column of bags"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Bags:
     def take(self, chosen: Integers) -> "Bags":
         """The bags at these indices, in this order."""
         sizes = self.sizes[chosen]
-        starts = starts_of(sizes)
+        starts = _starts_of(sizes)
         row = np.repeat(self.starts[chosen] - starts[:-1], sizes) + np.arange(starts[-1])
         names = None if self.names is None else self.names[chosen]
         rows = None if self.rows is None else self.rows[row]
@@ -130,28 +130,28 @@ def as_bags(X: object, *, lengths: ArrayLike | None = None, by: str | None = Non
     """
     is_frame = hasattr(X, "columns")
     if by is not None and not is_frame:
-        raise ValueError(f"by={by!r} names a column of a frame, got {describe_type(X)}")
+        raise ValueError(f"by={by!r} names a column of a frame, got {_describe_type(X)}")
     if lengths is not None and np.ndim(X) != 3:  # type: ignore[arg-type]
-        raise ValueError(f"lengths need a padded array [bags, n, d], got {describe_type(X)}")
+        raise ValueError(f"lengths need a padded array [bags, n, d], got {_describe_type(X)}")
     if isinstance(X, Bags):
         if not len(X):
             raise ValueError("there must be at least one bag, got none")
         return X
     if is_frame:
-        return check_finite(from_frame(X, by))
+        return check_finite(_from_frame(X, by))
     if hasattr(X, "__array__"):  # also a tensor
         X = np.asarray(X)  # noqa: N806
     if lengths is not None or (isinstance(X, np.ndarray) and X.ndim == 3):
-        return check_finite(from_array(as_floats(X, "bags"), lengths))
+        return check_finite(_from_array(_as_floats(X, "bags"), lengths))
     if isinstance(X, Sequence) or (isinstance(X, np.ndarray) and X.ndim == 1):
-        return check_finite(from_list(list(X)))
-    raise ValueError(f"bags must be {FORMS}; got {describe_type(X)}")
+        return check_finite(_from_list(list(X)))
+    raise ValueError(f"bags must be {_FORMS}; got {_describe_type(X)}")
 
 
-def from_list(bags: Sequence[object]) -> Bags:
+def _from_list(bags: Sequence[object]) -> Bags:
     """Bags from a list of [n, d] arrays, copied into one array."""
-    bags, features = match_columns(bags)
-    arrays = [as_floats(bag, f"bag {index}") for index, bag in enumerate(bags)]
+    bags, features = _match_columns(bags)
+    arrays = [_as_floats(bag, f"bag {index}") for index, bag in enumerate(bags)]
     if not arrays:
         raise ValueError("there must be at least one bag, got an empty list")
     for index, array in enumerate(arrays):
@@ -159,14 +159,14 @@ def from_list(bags: Sequence[object]) -> Bags:
         if not array.size:
             raise ValueError(f"bag {index} is empty, got shape {shape}: a bag needs an instance")
         if array.ndim != 2:
-            raise ValueError(f"bag {index} must be [instances, features], got shape {shape}: bags are {FORMS}")
+            raise ValueError(f"bag {index} must be [instances, features], got shape {shape}: bags are {_FORMS}")
         if shape[1] != arrays[0].shape[1]:
             counts = f"bag 0 has {arrays[0].shape[1]}, bag {index} has {shape[1]}"
             raise ValueError(f"all bags must have the same number of features: {counts}")
-    return Bags(np.concatenate(arrays), starts_of([len(array) for array in arrays]), features=features)
+    return Bags(np.concatenate(arrays), _starts_of([len(array) for array in arrays]), features=features)
 
 
-def match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ...] | None]:
+def _match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ...] | None]:
     """Bags with their columns in the order of the first bag's, and the names of the columns if they are text."""
     columns = [list(bag.columns) if hasattr(bag, "columns") else None for bag in bags]
     columns = [None if names == list(range(len(names or ()))) else names for names in columns]  # pandas' default names
@@ -185,7 +185,7 @@ def match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ...
     return [bag[first] for bag in bags], features
 
 
-def from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
+def _from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
     """Bags from an array [B, n, d]: all of its rows, or those that the lengths say."""
     count, most, size = array.shape
     if not count or not size:
@@ -205,10 +205,10 @@ def from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
     if (sizes > most).any():
         index = int(np.argmax(sizes > most))
         raise ValueError(f"lengths must be at most {most}, the size of the array, got {sizes[index]} for bag {index}")
-    return Bags(array[np.arange(most) < sizes[:, None]], starts_of(sizes))  # the mask [B, n] drops the padding
+    return Bags(array[np.arange(most) < sizes[:, None]], _starts_of(sizes))  # the mask [B, n] drops the padding
 
 
-def from_frame(frame: "DataFrame", by: str | None) -> Bags:
+def _from_frame(frame: "DataFrame", by: str | None) -> Bags:
     """Bags from a frame with a row for each instance, gathered by the column `by`."""
     if by is None:
         columns = quote_names(map(str, frame))
@@ -229,33 +229,33 @@ def from_frame(frame: "DataFrame", by: str | None) -> Bags:
         raise ValueError(f"there must be a feature beside the column of bags {by!r}")
     instances = np.empty((len(frame), len(features)))
     for index, name in enumerate(features):
-        instances[:, index] = column_as_floats(frame, name)[order]
+        instances[:, index] = _column_as_floats(frame, name)[order]
     named = tuple(features) if all(isinstance(name, str) for name in features) else None
-    return Bags(instances, starts_of(np.bincount(code)), np.asarray(names), named, np.asarray(frame.index)[order])
+    return Bags(instances, _starts_of(np.bincount(code)), np.asarray(names), named, np.asarray(frame.index)[order])
 
 
-def as_floats(values: object, what: str) -> NDArray[np.float64]:
+def _as_floats(values: object, what: str) -> NDArray[np.float64]:
     """An array as float64."""
     try:
         if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
             raise ValueError("some of them are masked")
         array = np.asarray(values)
-        check_real(array.dtype)
+        _check_real(array.dtype)
         return array.astype(np.float64, copy=False)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the features of {what} must be numbers, [instances, features]: {error}") from None
 
 
-def column_as_floats(frame: "DataFrame", name: str) -> NDArray[np.float64]:
+def _column_as_floats(frame: "DataFrame", name: str) -> NDArray[np.float64]:
     """A column as float64; missing cells are NaN."""
     try:
-        check_real(frame[name].dtype)
+        _check_real(frame[name].dtype)
         return np.asarray(frame[name].to_numpy(dtype=np.float64, na_value=np.nan))
     except (ValueError, TypeError) as error:
         raise ValueError(f"the features of a bag must be numbers, and column {name!r} is not: {error}") from None
 
 
-def check_real(dtype: object) -> None:
+def _check_real(dtype: object) -> None:
     """Raise on complex numbers, dates and times, which NumPy converts to floats silently."""
     if getattr(dtype, "kind", "f") in "cmM":
         raise ValueError(f"got {dtype}")
@@ -279,12 +279,12 @@ def check_finite(bags: Bags) -> Bags:
     )
 
 
-def starts_of(sizes: ArrayLike) -> Integers:
+def _starts_of(sizes: ArrayLike) -> Integers:
     """The starts of bags of these sizes, and the end of the last one: [B + 1]."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def describe_type(value: object) -> str:
+def _describe_type(value: object) -> str:
     """The type of a value for a message, with its shape if it has one."""
     return type(value).__name__ + (f" of shape {list(value.shape)}" if hasattr(value, "shape") else "")
 
@@ -302,13 +302,13 @@ def align_targets(y: Any, bags: Bags) -> Labels:
     if len(target) == len(bags.instances) != len(bags) and not complete:
         raise ValueError(f"{counts}: one per instance. Use frame.groupby(bag, sort=False)[target].first()")
     if names is not None:
-        return targets_by_name(y, bags)
+        return _targets_by_name(y, bags)
     if len(target) != len(bags):
         raise ValueError(counts)
     return target
 
 
-def targets_by_name(y: "Series", bags: Bags) -> Labels:
+def _targets_by_name(y: "Series", bags: Bags) -> Labels:
     """The targets of a Series by the names of the bags in its index."""
     if not y.index.is_unique:
         twice = y.index[y.index.duplicated()][0]

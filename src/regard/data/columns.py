@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Floats = NDArray[np.float64]
-Reals = NDArray[np.floating[Any]]
+_Reals = NDArray[np.floating[Any]]
 
-MANY_CATEGORIES = 20
+_MANY_CATEGORIES = 20
 """Number of categories up to which there is never a warning of too many."""
-QUANTILES = 1000
+_QUANTILES = 1000
 """Number of quantiles that a scale by rank stores for each column."""
 
 
@@ -60,7 +60,7 @@ class Columns:
         What is not a table is returned as it is: scikit-learn's own error is better.
         """
         if is_frame(X):
-            check_missing(X)
+            _check_missing(X)
             self.check_numeric(X)
             encoded = X.copy() if self.categories else X
             for index, codes in self.encoded_columns([X.iloc[:, index] for index in range(X.shape[1])]):
@@ -78,8 +78,8 @@ class Columns:
         for index, category in self.categories.items():
             if index >= len(columns):
                 return
-            codes = encode_column(columns[index], category, self.names[index])
-            warn_unseen(columns[index], codes, self.names[index])
+            codes = _encode_column(columns[index], category, self.names[index])
+            _warn_unseen(columns[index], codes, self.names[index])
             yield index, codes
 
     def check_numeric(self, frame: "DataFrame") -> None:
@@ -113,33 +113,33 @@ def find_columns(X: object, categorical: object, ordered: Sequence[str | int] | 
     names = tuple(map(str, range(width) if frame is None else frame.columns))
     indices = {} if frame is None else dict(zip(frame.columns, range(width), strict=True))
     by_dtype = isinstance(categorical, str) and categorical == "dtype"
-    if categorical is not None and not by_dtype and not is_list(categorical):
+    if categorical is not None and not by_dtype and not _is_list(categorical):
         raise ValueError(f"categorical must be 'dtype', or a list of column names or indices, got {categorical!r}")
-    if ordered is not None and not is_list(ordered):
+    if ordered is not None and not _is_list(ordered):
         raise ValueError(f"ordered must be a list of column names or indices, got {ordered!r}")
 
     def read_column(name: str | int, ordered: bool) -> tuple[int, Category]:
-        index = column_index(name, indices, width)
+        index = _column_index(name, indices, width)
         column = np.asarray(X, dtype=object)[:, index] if frame is None else frame.iloc[:, index]
-        return index, category_of_values(column, ordered)
+        return index, _category_of_values(column, ordered)
 
     categories: dict[int, Category] = {}
     if by_dtype and frame is not None:
         columns = {index: frame.iloc[:, index] for index in range(width)}
-        categories = {index: category_of_dtype(column) for index, column in columns.items() if is_category(column)}
-        warn_many(frame, categories)
-    elif is_list(categorical):
+        categories = {index: _category_of_dtype(column) for index, column in columns.items() if _is_category(column)}
+        _warn_many(frame, categories)
+    elif _is_list(categorical):
         categories = dict(read_column(name, False) for name in categorical)
     categories |= dict(read_column(name, True) for name in (() if ordered is None else ordered))
     return Columns(names, categories)
 
 
-def is_list(value: object) -> TypeGuard[Sequence[str | int]]:
+def _is_list(value: object) -> TypeGuard[Sequence[str | int]]:
     """Whether a value can be iterated over, and is no string."""
     return hasattr(value, "__iter__") and not isinstance(value, str)
 
 
-def column_index(name: str | int, indices: Mapping[str | int, int], width: int) -> int:
+def _column_index(name: str | int, indices: Mapping[str | int, int], width: int) -> int:
     """The index of a column, given its name or its index."""
     if name in indices:
         return indices[name]
@@ -149,14 +149,14 @@ def column_index(name: str | int, indices: Mapping[str | int, int], width: int) 
     raise ValueError(f"there is no column {name!r} to be categorical; columns are {known}")
 
 
-def is_category(column: "Series") -> bool:
+def _is_category(column: "Series") -> bool:
     """Whether the dtype of a pandas column is not numeric."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     return bool(is_bool_dtype(column.dtype) or not is_numeric_dtype(column.dtype))
 
 
-def category_of_dtype(column: "Series") -> Category:
+def _category_of_dtype(column: "Series") -> Category:
     """The categories of a column, in the order of its dtype."""
     if is_date(column):
         example = f", {str(column.iloc[0])!r}" if len(column) else ""
@@ -164,21 +164,21 @@ def category_of_dtype(column: "Series") -> Category:
             f"column {column.name!r} holds dates or times{example}: turn it into numbers, such as days,"
             " or name it in categorical=[…]"
         )
-    return category_of_values(column, hasattr(column, "cat") and bool(column.cat.ordered))
+    return _category_of_values(column, hasattr(column, "cat") and bool(column.cat.ordered))
 
 
-def category_of_values(column: "Series | NDArray[np.object_]", ordered: bool) -> Category:
+def _category_of_values(column: "Series | NDArray[np.object_]", ordered: bool) -> Category:
     """The categories of a column, in the order of its dtype, or sorted."""
     if hasattr(column, "cat"):
-        return Category(tuple(as_value(value) for value in column.cat.categories), ordered)
-    values = {value for value in map(as_value, np.asarray(column, dtype=object)) if not is_missing(value)}
+        return Category(tuple(_as_value(value) for value in column.cat.categories), ordered)
+    values = {value for value in map(_as_value, np.asarray(column, dtype=object)) if not is_missing(value)}
     try:
         return Category(tuple(sorted(values)), ordered)  # type: ignore[type-var]
     except TypeError:  # numbers and text
         return Category(tuple(sorted(values, key=str)), ordered)
 
 
-def as_value(value: object) -> Value | None:
+def _as_value(value: object) -> Value | None:
     """A cell as a plain Python value; 1 and 1.0 and True are one category."""
     value = value.item() if isinstance(value, np.generic) else value
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
@@ -189,10 +189,10 @@ def is_missing(value: Value | None) -> bool:
     return value is None or value != value
 
 
-def encode_column(column: "Series | NDArray[np.object_]", category: Category, name: str) -> Floats:
+def _encode_column(column: "Series | NDArray[np.object_]", category: Category, name: str) -> Floats:
     """Codes of the values. An unseen one gets -1, which differs from all others; it raises if they have an order."""
     known = {value: code for code, value in enumerate(category.values)}
-    cells = [as_value(value) for value in np.asarray(column, dtype=object)]
+    cells = [_as_value(value) for value in np.asarray(column, dtype=object)]
     missing = next((row for row, value in enumerate(cells) if is_missing(value)), None)
     if missing is not None:
         raise ValueError(f"Input X contains NaN: a missing value in the categorical column {name!r}, row {missing}")
@@ -203,10 +203,10 @@ def encode_column(column: "Series | NDArray[np.object_]", category: Category, na
     return codes
 
 
-def warn_many(frame: "DataFrame", categories: Mapping[int, Category]) -> None:
+def _warn_many(frame: "DataFrame", categories: Mapping[int, Category]) -> None:
     """Warn of text columns with a category for almost each row: row names, or numbers that were read as text."""
     for index, category in categories.items():
-        if len(category.values) > max(MANY_CATEGORIES, len(frame) / 2) and not hasattr(frame.iloc[:, index], "cat"):
+        if len(category.values) > max(_MANY_CATEGORIES, len(frame) / 2) and not hasattr(frame.iloc[:, index], "cat"):
             warnings.warn(
                 f"column {str(frame.columns[index])!r} has {len(category.values):,} categories in {len(frame):,} rows:"
                 " leave it out if it names the rows, or turn it into numbers if it holds any",
@@ -214,7 +214,7 @@ def warn_many(frame: "DataFrame", categories: Mapping[int, Category]) -> None:
             )
 
 
-def warn_unseen(column: "Series | NDArray[np.object_]", codes: Floats, name: str) -> None:
+def _warn_unseen(column: "Series | NDArray[np.object_]", codes: Floats, name: str) -> None:
     """Warn of unseen categories: such rows are predicted by their other columns."""
     unseen = codes < 0
     if unseen.any():
@@ -226,7 +226,7 @@ def warn_unseen(column: "Series | NDArray[np.object_]", codes: Floats, name: str
         )
 
 
-def check_missing(frame: "DataFrame") -> None:
+def _check_missing(frame: "DataFrame") -> None:
     """Raise on missing cells, and name the first."""
     missing = frame.isna().to_numpy()
     if missing.any():
@@ -246,14 +246,14 @@ class Scale:
     quantiles: Floats | None = None  # [q, d], if columns are turned to ranks
     edge: float = 0.0  # rank of the least value, and 1 minus that of the greatest: (½)/n for n rows
 
-    def __call__(self, x: Reals) -> Floats:
+    def __call__(self, x: _Reals) -> Floats:
         if self.quantiles is None:
             scaled: Floats = (x - self.centre) / self.spread
             return scaled
         scores = [self.normal_score(column, known) for column, known in zip(x.T, self.quantiles.T, strict=True)]
         return np.stack(scores, axis=1) if x.size else np.zeros(x.shape)  # [m, d]
 
-    def normal_score(self, column: Reals, known: Floats) -> Floats:
+    def normal_score(self, column: _Reals, known: Floats) -> Floats:
         """Normal scores [m] of one column, given its quantiles; equal values get the mean of their ranks."""
         steps = np.linspace(0, 1, len(known))
         rank = 0.5 * (np.interp(column, known, steps) - np.interp(-column, -known[::-1], -steps[::-1]))
@@ -275,7 +275,7 @@ class Scale:
         return derivative
 
 
-def fit_scale(x: Reals, weight: Floats | None, name: str | None) -> Scale:
+def fit_scale(x: _Reals, weight: Floats | None, name: str | None) -> Scale:
     """The units of columns [n, d], by the name of a scale: "standard", "rank" or None."""
     unchanged = np.zeros(x.shape[1]), np.ones(x.shape[1])
     if name is None or not x.shape[1]:
@@ -283,12 +283,12 @@ def fit_scale(x: Reals, weight: Floats | None, name: str | None) -> Scale:
     if name == "standard":
         return Scale(np.average(x, axis=0, weights=weight), standard_deviation(x, weight))
     count = effective_count(weight, len(x))
-    ranks = np.linspace(0, 1, int(min(QUANTILES, max(2, round(count)))))
+    ranks = np.linspace(0, 1, int(min(_QUANTILES, max(2, round(count)))))
     edge = 0.5 / max(count, 1.0)
     if weight is None:
         return Scale(*unchanged, np.quantile(x, ranks, axis=0), edge)
     weight = weight * (count / weight.sum())
-    return Scale(*unchanged, np.stack([weighted_quantile(column, weight, ranks) for column in x.T], axis=1), edge)
+    return Scale(*unchanged, np.stack([_weighted_quantile(column, weight, ranks) for column in x.T], axis=1), edge)
 
 
 def effective_count(weight: Floats | None, rows: int) -> float:
@@ -300,7 +300,7 @@ def effective_count(weight: Floats | None, rows: int) -> float:
     return float(weight.sum() ** 2 / np.square(weight).sum())
 
 
-def weighted_quantile(column: Reals, weight: Floats, ranks: Floats) -> Floats:
+def _weighted_quantile(column: _Reals, weight: Floats, ranks: Floats) -> Floats:
     """Quantiles of a column whose rows have weights."""
     order = np.argsort(column, kind="stable")
     first = np.cumsum(weight[order]) - weight[order]
@@ -310,7 +310,7 @@ def weighted_quantile(column: Reals, weight: Floats, ranks: Floats) -> Floats:
     return quantiles
 
 
-def standard_deviation(x: Reals, weight: Floats | None) -> Floats:
+def standard_deviation(x: _Reals, weight: Floats | None) -> Floats:
     """Standard deviations of the columns [n, d]; 1 for a constant one, which no unit changes."""
     if not x.shape[1]:
         return np.ones(0)

@@ -34,15 +34,15 @@ from regard.files import atomic_write, remove_leftovers
 from regard.models.image_encoders import check_grid, eval_mode
 from regard.progress import ProgressBar
 
-FORMAT = "1"
+_FORMAT = "1"
 """Must change if images are read, or files written, in another way."""
 GRIDS_PER_FILE, BATCH = 256, 16
 """Grids in a file, and images that go through the encoder together."""
-TOLERANCE = 0.01
+_TOLERANCE = 0.01
 """The largest difference of two grids of one image by rounding, relative to their largest number."""
 
 
-class CachedGrids:
+class _CachedGrids:
     """Grids of images, in the order of the images, read from disk when they are used.
 
     `grids[rows]` is float32 [len(rows), channels, height, width] for a slice or an array of rows, in channels-last
@@ -69,7 +69,7 @@ class CachedGrids:
         return grids.movedim(-1, 1)  # [rows, channels, height, width]
 
 
-class Cache(NamedTuple):
+class _Cache(NamedTuple):
     """The cached grids of one encoder."""
 
     encoder: nn.Module
@@ -80,7 +80,7 @@ class Cache(NamedTuple):
 
 def cached_grids(
     images: Sequence[ImageSource], encoder: nn.Module, folder: str | Path, *, half: bool = True, progress: bool = True
-) -> CachedGrids:
+) -> _CachedGrids:
     """The grids of images, from the folder; those that are not there are computed and written to it.
 
     images     paths or arrays, as for `read_image`
@@ -94,28 +94,28 @@ def cached_grids(
             raise TypeError(f"encoder must have image_size and prepare, but {type(encoder).__name__} has no {name}")
     check_grid(encoder)
     digest = fingerprint(encoder, half)
-    cache = Cache(encoder, Path(folder) / f"{encoder_name(encoder)}-{digest[:16]}", digest, half)
+    cache = _Cache(encoder, Path(folder) / f"{_encoder_name(encoder)}-{digest[:16]}", digest, half)
     cache.folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(cache.folder)
     keys = [image_hash(image, encoder.image_size) for image in images]  # type: ignore[arg-type]
-    known = {key for _, stored in read_files(cache) for key in stored}
-    add_grids(cache, {key: image for key, image in zip(keys, images, strict=True) if key not in known}, progress)
+    known = {key for _, stored in _read_files(cache) for key in stored}
+    _add_grids(cache, {key: image for key, image in zip(keys, images, strict=True) if key not in known}, progress)
     files: list[Tensor] = []
     location: dict[str, tuple[int, int]] = {}
-    for number, (grids, stored) in enumerate(read_files(cache)):
+    for number, (grids, stored) in enumerate(_read_files(cache)):
         files.append(grids)
         location |= {key: (number, row) for row, key in enumerate(stored)}
-    cached = CachedGrids(files, np.array([location[key] for key in keys]))
+    cached = _CachedGrids(files, np.array([location[key] for key in keys]))
     checked: set[int] = set()
     for row, key in enumerate(keys):
         number, _ = location[key]
         if key in known and number not in checked:
-            check_cached(cached[row], next(encode(cache, {key: images[row]}))[0], cache.folder)
+            _check_cached(cached[row], next(encode(cache, {key: images[row]}))[0], cache.folder)
             checked.add(number)
     return cached
 
 
-def add_grids(cache: Cache, missing: Mapping[str, ImageSource], progress: bool) -> None:
+def _add_grids(cache: _Cache, missing: Mapping[str, ImageSource], progress: bool) -> None:
     """Compute the grids of images, by the images' hashes, and write them to the folder."""
     with ProgressBar("encoding images", len(missing), shown=progress) as bar:
         start_time = time.perf_counter()
@@ -132,11 +132,11 @@ def add_grids(cache: Cache, missing: Mapping[str, ImageSource], progress: bool) 
                     write_file(cache, list(part)[: sum(map(len, grids))], torch.cat(grids))
 
 
-def check_cached(cached: Tensor, computed: Tensor, folder: Path) -> None:
+def _check_cached(cached: Tensor, computed: Tensor, folder: Path) -> None:
     """Compare one grid of each file with a new one: an encoder may depend on more than its modules and weights."""
     cached = cached.movedim(0, -1)  # [height, width, channels]
     error = (cached - computed.float()).abs().max() if cached.shape == computed.shape else math.inf
-    if error > TOLERANCE * cached.abs().max():
+    if error > _TOLERANCE * cached.abs().max():
         raise ValueError(
             f"{folder} has other grids than the encoder computes now (difference {error:.3g}): something other than"
             " its weights has changed. Delete the folder, or use another"
@@ -151,7 +151,7 @@ def fingerprint(encoder: nn.Module, half: bool) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
-    digest.update(f"{FORMAT} {encoder_name(encoder)} {encoder.image_size} {half} {encoder}".encode())
+    digest.update(f"{_FORMAT} {_encoder_name(encoder)} {encoder.image_size} {half} {encoder}".encode())
     ramp = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
     add("prepare", encoder.prepare(ramp))  # type: ignore[operator]
     for name, tensor in encoder.state_dict().items():
@@ -159,7 +159,7 @@ def fingerprint(encoder: nn.Module, half: bool) -> str:
     return digest.hexdigest()
 
 
-def encoder_name(encoder: nn.Module) -> str:
+def _encoder_name(encoder: nn.Module) -> str:
     """The name of an encoder's class, or the name that it has in its `repr` instead."""
     name: str = encoder._get_name()  # type: ignore[no-untyped-call]
     return name
@@ -173,7 +173,7 @@ def image_hash(image: ImageSource, size: int) -> str:
     return hashlib.sha256(read_image(image, size).tobytes()).hexdigest()
 
 
-def encode(cache: Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]:
+def encode(cache: _Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]:
     """Batches of grids [n, height, width, channels], in the type in which they are stored."""
     encoder, dtype = cache.encoder, torch.float16 if cache.half else torch.float32
     device = next(encoder.parameters(), torch.empty(0)).device
@@ -196,15 +196,15 @@ def encode(cache: Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]:
         yield stored
 
 
-def write_file(cache: Cache, keys: list[str], grids: Tensor) -> None:
+def write_file(cache: _Cache, keys: list[str], grids: Tensor) -> None:
     """Write a file of grids and the hashes of their images."""
     name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
     hashes = torch.tensor([list(bytes.fromhex(key)) for key in keys], dtype=torch.uint8)  # [n, 32]
     with atomic_write(cache.folder / f"{name}.safetensors", sync=True) as temporary:
-        save_file({"grids": grids, "keys": hashes}, temporary, {"format": FORMAT, "encoder": cache.fingerprint})
+        save_file({"grids": grids, "keys": hashes}, temporary, {"format": _FORMAT, "encoder": cache.fingerprint})
 
 
-def read_files(cache: Cache) -> Iterator[tuple[Tensor, list[str]]]:
+def _read_files(cache: _Cache) -> Iterator[tuple[Tensor, list[str]]]:
     """All grids of an encoder, mapped into memory, and the hashes of their images, file by file."""
     for path in sorted(cache.folder.glob("*.safetensors")):
         try:

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | NDArray[np.generic] | Image.Image"
-Pixels: TypeAlias = NDArray[np.uint8]
+_Pixels: TypeAlias = NDArray[np.uint8]
 
-MAX_PIXELS = 80_000_000
+_MAX_PIXELS = 80_000_000
 """Larger images raise an error: a file of some kilobytes may claim more pixels than fit into memory."""
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-LISTED = 5
+_LISTED = 5
 """The number of names that a message lists."""
 
 
-def import_pillow() -> ModuleType:
+def _import_pillow() -> ModuleType:
     """The package Pillow; an error says how to install it."""
     try:
         import PIL.Image
@@ -53,7 +53,7 @@ def import_pillow() -> ModuleType:
     return PIL
 
 
-def read_image(source: ImageSource, size: int) -> Pixels:
+def read_image(source: ImageSource, size: int) -> _Pixels:
     """The middle square of an image, scaled to uint8 [size, size, 3].
 
     source   a path, a Pillow image, or an array [height, width, 3] or [height, width]: uint8, or floats in 0..1
@@ -64,15 +64,15 @@ def read_image(source: ImageSource, size: int) -> Pixels:
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
-    package = import_pillow()
+    package = _import_pillow()
     if isinstance(source, str | os.PathLike):
-        return read_image_file(Path(source), size, package)
+        return _read_image_file(Path(source), size, package)
     if isinstance(source, package.Image.Image):
-        return scale_middle(to_opaque(source, "the image", package), size, package)
-    return scale_middle(package.Image.fromarray(as_uint8(np.asarray(source))), size, package)
+        return _scale_middle(_to_opaque(source, "the image", package), size, package)
+    return _scale_middle(package.Image.fromarray(_as_uint8(np.asarray(source))), size, package)
 
 
-def read_images(sources: Sequence[ImageSource], size: int) -> Pixels:
+def read_images(sources: Sequence[ImageSource], size: int) -> _Pixels:
     """Several images, [count, size, size, 3], read by several threads."""
     if not len(sources):
         return np.empty((0, size, size, 3), np.uint8)
@@ -80,7 +80,7 @@ def read_images(sources: Sequence[ImageSource], size: int) -> Pixels:
         return np.stack(list(pool.map(read_image, sources, repeat(size))))
 
 
-def read_image_file(path: Path, size: int, package: ModuleType) -> Pixels:
+def _read_image_file(path: Path, size: int, package: ModuleType) -> _Pixels:
     """The image in a file; an error names the file and says what to do."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; an image is a file")
@@ -91,36 +91,36 @@ def read_image_file(path: Path, size: int, package: ModuleType) -> Pixels:
     pillow = package.Image
     try:
         with pillow.open(path) as image:
-            check_pixels(path, image.width * image.height)
+            _check_pixels(path, image.width * image.height)
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size
-            return scale_middle(to_opaque(image, str(path), package), size, package)
+            return _scale_middle(_to_opaque(image, str(path), package), size, package)
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         count = re.search(r"\d+", str(error))
-        check_pixels(path, int(count[0]) if count else 2 * MAX_PIXELS)
-        raise ImageError(f"{path} exceeds Pillow's own limit: {error}") from None
+        _check_pixels(path, int(count[0]) if count else 2 * _MAX_PIXELS)
+        raise _ImageError(f"{path} exceeds Pillow's own limit: {error}") from None
     except package.UnidentifiedImageError:
         raise ValueError(f"{path} is not an image that Pillow can read: convert it to PNG or JPEG") from None
-    except (ImageError, MemoryError):
+    except (_ImageError, MemoryError):
         raise
     except Exception as error:  # Pillow raises errors of many types on broken files
         raise ValueError(f"{path} is cut short or broken: fetch or copy it again ({error})") from None
 
 
-class ImageError(ValueError):
+class _ImageError(ValueError):
     """An error with a message of ours, as distinct from Pillow's errors."""
 
 
-def check_pixels(path: Path, pixels: int) -> None:
+def _check_pixels(path: Path, pixels: int) -> None:
     """Raise on too many pixels, before any is decoded."""
-    if pixels > MAX_PIXELS:
-        raise ImageError(f"{path} must have at most {MAX_PIXELS:,} pixels, got {pixels:,}: scale it down")
+    if pixels > _MAX_PIXELS:
+        raise _ImageError(f"{path} must have at most {_MAX_PIXELS:,} pixels, got {pixels:,}: scale it down")
 
 
-def to_opaque(image: "Image.Image", name: str, package: ModuleType) -> "Image.Image":
+def _to_opaque(image: "Image.Image", name: str, package: ModuleType) -> "Image.Image":
     """The image rotated by its EXIF tag, in RGB, on white where it is transparent."""
     image = package.ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
-        opaque: Image.Image = package.Image.fromarray(to_eight_bits(image, name))
+        opaque: Image.Image = package.Image.fromarray(_to_eight_bits(image, name))
     elif not image.has_transparency_data:
         opaque = image.convert("RGB")
     else:
@@ -130,17 +130,19 @@ def to_opaque(image: "Image.Image", name: str, package: ModuleType) -> "Image.Im
     return opaque
 
 
-def to_eight_bits(image: "Image.Image", name: str) -> Pixels:
+def _to_eight_bits(image: "Image.Image", name: str) -> _Pixels:
     """A grey image with 16 bits, or with floats from 0 to 1, as uint8 [height, width]."""
     values = np.asarray(image)
     maximum = 1.0 if image.mode == "F" else 65535.0
     low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= maximum):  # also raises on NaN
-        raise ImageError(f"{name} must have values from 0 to {maximum:g}, got {low:g} to {high:g}: save it with 8 bits")
+        raise _ImageError(
+            f"{name} must have values from 0 to {maximum:g}, got {low:g} to {high:g}: save it with 8 bits"
+        )
     return np.rint(values * (255.0 / maximum)).astype(np.uint8)
 
 
-def scale_middle(image: "Image.Image", size: int, package: ModuleType) -> Pixels:
+def _scale_middle(image: "Image.Image", size: int, package: ModuleType) -> _Pixels:
     """The middle square, scaled: the short side becomes `size`, and the ends of the long side are cut off."""
     side = min(image.size)
     left, top = (image.width - side) / 2, (image.height - side) / 2
@@ -148,7 +150,7 @@ def scale_middle(image: "Image.Image", size: int, package: ModuleType) -> Pixels
     return np.asarray(image.convert("RGB").resize((size, size), package.Image.Resampling.BICUBIC, box=box))
 
 
-def as_uint8(array: NDArray[Any]) -> Pixels:
+def _as_uint8(array: NDArray[Any]) -> _Pixels:
     """An array as uint8 pixels; raises if its shape, type or range is not that of an image."""
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     has_type = array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating)
@@ -176,14 +178,14 @@ class LeftOut(NamedTuple):
 
     def __str__(self) -> str:
         parts = (
-            (self.missing, f"{self.captions} captions without their image ({quote_names(self.missing, LISTED)})"),
-            (self.images, f"{len(self.images)} images without a caption ({quote_names(self.images, LISTED)})"),
+            (self.missing, f"{self.captions} captions without their image ({quote_names(self.missing, _LISTED)})"),
+            (self.images, f"{len(self.images)} images without a caption ({quote_names(self.images, _LISTED)})"),
             (self.blank, f"{len(self.blank)} empty captions (the first in line {self.blank[0]})" if self.blank else ""),
         )
         return ", ".join(text for part, text in parts if part)
 
 
-class CaptionTable(NamedTuple):
+class _CaptionTable(NamedTuple):
     """Images, each with one or more captions, in the order of the table."""
 
     images: list[Path]
@@ -191,7 +193,7 @@ class CaptionTable(NamedTuple):
     left_out: LeftOut
 
 
-def read_captions(path: str | Path, folder: str | Path) -> CaptionTable:
+def read_captions(path: str | Path, folder: str | Path) -> _CaptionTable:
     """Read a table of images and captions, separated by tabs or commas, one caption per line.
 
     The columns are image and caption, in this order, or as a header names them. Several lines may name one image.
@@ -214,7 +216,7 @@ def read_captions(path: str | Path, folder: str | Path) -> CaptionTable:
         raise NotADirectoryError(f"{folder} is not a folder; it must be the folder of the images in {path}")
     by_image: dict[str, list[str]] = {}
     blank = []
-    for line, name, caption in table_lines(path):
+    for line, name, caption in _table_lines(path):
         captions = by_image.setdefault(re.sub(r"#\d+$", "", name.strip()), [])
         if caption.strip():
             captions.append(caption.strip())
@@ -228,13 +230,13 @@ def read_captions(path: str | Path, folder: str | Path) -> CaptionTable:
     left_out = LeftOut(sum(len(by_image[name]) for name in missing), missing, without, blank)
     if not used:
         raise ValueError(f"no image in {folder} has a caption in {path}: {left_out}")
-    return CaptionTable([folder / name for name in used], list(used.values()), left_out)
+    return _CaptionTable([folder / name for name in used], list(used.values()), left_out)
 
 
-def table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+def _table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
     """Line number, image and caption."""
     image, caption, count = 0, 1, 2
-    for index, (line, row) in enumerate(table_rows(path)):
+    for index, (line, row) in enumerate(_table_rows(path)):
         names = [cell.strip().lower() for cell in row]
         if index == 0 and {"image", "caption"} <= set(names):
             image, caption, count = names.index("image"), names.index("caption"), len(names)
@@ -247,7 +249,7 @@ def table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
         yield line, row[image], row[caption]
 
 
-def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of lines that are not blank: between tabs if the first line has one, else commas."""
     lines = read_text(path).split("\n")
     if "\t" in next(line for line in lines if line.strip()):
@@ -287,7 +289,7 @@ class SkippedCaptions(TypedDict, total=False):
     empty: int
 
 
-class CaptionedImages(NamedTuple):
+class _CaptionedImages(NamedTuple):
     """The images that have captions."""
 
     indices: list[int]
@@ -297,7 +299,7 @@ class CaptionedImages(NamedTuple):
 
 def match_captions(
     images: Sequence[ImageSource], captions: Sequence[str | Sequence[str | None] | None]
-) -> CaptionedImages:
+) -> _CaptionedImages:
     """The images that have captions, and these.
 
     captions   for each image a text, or several; None, NaN and blank texts are skipped
@@ -307,7 +309,7 @@ def match_captions(
         raise TypeError("captions must be a list: for each image a text, or a list of texts")
     if len(images) != len(captions):
         raise ValueError(f"images and captions must have the same length, got {len(images)} and {len(captions)}")
-    matched = CaptionedImages([], [], {"images": [], "blank": 0})
+    matched = _CaptionedImages([], [], {"images": [], "blank": 0})
     for index, given in enumerate(captions):
         several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
         wrong = next((one for one in several if not isinstance(one, str) and not is_missing(one)), None)
@@ -360,7 +362,7 @@ def describe_skipped(skipped: SkippedCaptions, images: Sequence[ImageSource]) ->
     parts = []
     if skipped["images"]:
         names = [str(index) if hasattr(images[index], "shape") else str(images[index]) for index in skipped["images"]]
-        parts.append(f"{len(names)} of {len(images)} images without a caption ({quote_names(names, LISTED)})")
+        parts.append(f"{len(names)} of {len(images)} images without a caption ({quote_names(names, _LISTED)})")
     if skipped.get("blank"):
         parts.append(f"{skipped['blank']} blank captions of images with others")
     if skipped.get("unscored"):
@@ -401,13 +403,13 @@ class CaptionBatches:
 
     def __iter__(self) -> Iterator[CaptionBatch]:
         for group in self.groups:
-            yield caption_batch(self.images[group], [self.captions[index] for index in group])
+            yield _caption_batch(self.images[group], [self.captions[index] for index in group])
 
 
-def caption_batch(images: ArrayLike, captions: Sequence[Sequence[int]]) -> CaptionBatch:
+def _caption_batch(images: ArrayLike, captions: Sequence[Sequence[int]]) -> CaptionBatch:
     """Tokens of captions as a batch.
 
-    >>> caption_batch([4, 7], [[8], [9, 9]]).words.tolist()
+    >>> _caption_batch([4, 7], [[8], [9, 9]]).words.tolist()
     [[1, 8, 2, 0], [1, 9, 9, 2]]
     """
     return CaptionBatch(torch.as_tensor(images), pad_rows([[START, *caption, END] for caption in captions]))

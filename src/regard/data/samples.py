@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
+_Booleans = NDArray[np.bool_]
 
-CURVE_END = 5.0
-SHARPNESS = 3.0
+_CURVE_END = 5.0
+_SHARPNESS = 3.0
 """Log weight that an instance of softmax-planted bags gains per standard deviation along v."""
 
-FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73_000
+_FIRST_DAY, _DAYS = datetime.date(1900, 1, 1), 73_000
 DATE_FORMATS = (
     "{day} {Month} {year}",
     "{day} {Mon} {year}",
@@ -40,12 +40,12 @@ DATE_FORMATS = (
     "{year}/{month}/{day}",
 )
 
-PIXELS, SQUARES, SUBPIXELS = 64, 3, 4
+PIXELS, _SQUARES, _SUBPIXELS = 64, 3, 4
 """Side of a scene in pixels, squares along a side of its board, and sample points along a side of a pixel."""
 COLOURS = {"red": (214, 40, 40), "green": (40, 150, 60), "blue": (40, 80, 210), "yellow": (240, 200, 40)}
-SIZES = {"small": 5.5, "large": 9.0}
+_SIZES = {"small": 5.5, "large": 9.0}
 """Half the height of an object, in pixels."""
-SIDES = {"left of": (0, 1), "right of": (0, -1), "above": (1, 0), "below": (-1, 0)}
+_SIDES = {"left of": (0, 1), "right of": (0, -1), "above": (1, 0), "below": (-1, 0)}
 """Direction (down, right) from the first object to the other one, for each relation."""
 
 
@@ -61,19 +61,19 @@ def noisy_curve(n: int = 50, noise: float = 0.5, seed: int = 0) -> tuple[Floats,
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    check_noise(noise)
+    _check_noise(noise)
     random = np.random.default_rng(seed)
-    x = np.sort(random.uniform(0, CURVE_END, n))
-    return x, true_curve(x) + noise * random.standard_normal(n), true_curve
+    x = np.sort(random.uniform(0, _CURVE_END, n))
+    return x, _true_curve(x) + noise * random.standard_normal(n), _true_curve
 
 
-def true_curve(x: ArrayLike) -> Floats:
+def _true_curve(x: ArrayLike) -> Floats:
     """2 sin x + x^0.8, for x ≥ 0."""
     x = np.asarray(x, dtype=np.float64)
     return np.asarray(2 * np.sin(x) + x**0.8)
 
 
-def check_noise(noise: float) -> None:
+def _check_noise(noise: float) -> None:
     """Raise unless the noise is a standard deviation."""
     if not (math.isfinite(noise) and noise >= 0):
         raise ValueError(f"noise must be a standard deviation, 0 or more, got {noise}")
@@ -117,13 +117,13 @@ def planted_bags(
         raise ValueError(f"count, features and size must be at least 1, got {count}, {features} and {size}")
     if attention not in ("linear", "softmax"):
         raise ValueError(f"attention must be 'linear' or 'softmax', got {attention!r}")
-    check_noise(noise)
+    _check_noise(noise)
     random = np.random.default_rng(seed)
     u, v = random.normal(size=(2, features))
     bags = random.normal(size=(count, size, features))
     weight = bags @ v  # [count, size]
     if attention == "softmax":
-        weight = np.exp(SHARPNESS / np.linalg.norm(v) * (weight - weight.max(axis=1, keepdims=True)))
+        weight = np.exp(_SHARPNESS / np.linalg.norm(v) * (weight - weight.max(axis=1, keepdims=True)))
         weight /= weight.sum(axis=1, keepdims=True)
     y = (weight * (bags @ u)).sum(axis=1)
     spread = float(y.std()) or 1.0
@@ -141,7 +141,7 @@ def dates(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     24th of July 2026 → 2026-07-24
     6 January 1942 → 1942-01-06
     """
-    return sample_dates(count, seed, held_out=False)
+    return _sample_dates(count, seed, held_out=False)
 
 
 def held_out_dates(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -151,17 +151,17 @@ def held_out_dates(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     >>> set(held_out_dates(50)[1]) & set(iso)
     set()
     """
-    return sample_dates(count, seed, held_out=True)
+    return _sample_dates(count, seed, held_out=True)
 
 
-def sample_dates(count: int, seed: int, *, held_out: bool) -> tuple[list[str], list[str]]:
+def _sample_dates(count: int, seed: int, *, held_out: bool) -> tuple[list[str], list[str]]:
     """Dates of every tenth day, or of all other days, each in a random format."""
     random = np.random.default_rng(seed)
-    days = np.arange(DAYS)
+    days = np.arange(_DAYS)
     days = days[(days % 10 == 9) == held_out]
     if not 1 <= count <= len(days):
         raise ValueError(f"count must be between 1 and {len(days)}, the number of such days, got {count}")
-    chosen = [FIRST_DAY + datetime.timedelta(days=int(day)) for day in random.permutation(days)[:count]]
+    chosen = [_FIRST_DAY + datetime.timedelta(days=int(day)) for day in random.permutation(days)[:count]]
     formats = [DATE_FORMATS[index] for index in random.integers(len(DATE_FORMATS), size=count)]
     words = [format_date(day, form) for day, form in zip(chosen, formats, strict=True)]
     return words, [day.isoformat() for day in chosen]
@@ -178,7 +178,7 @@ def format_date(day: datetime.date, form: str) -> str:
     return form.format(day=day.day, month=day.month, year=day.year, th=th, **names)
 
 
-SHAPES: dict[str, Callable[[Floats, Floats], Booleans]] = {
+_SHAPES: dict[str, Callable[[Floats, Floats], _Booleans]] = {
     "circle": lambda down, right: down**2 + right**2 <= 1,
     "square": lambda down, right: np.maximum(np.abs(down), np.abs(right)) <= 0.9,
     "triangle": lambda down, right: (down <= 0.9) & (down >= 2 * np.abs(right) - 0.9),
@@ -202,7 +202,7 @@ class Scenes(NamedTuple):
     boxes: list[Floats]  # [objects, 4] each: left, top, right, bottom in pixels, in the order of the caption
     nouns: list[list[int]]  # for each object the index of the word that names its shape
 
-    def cells(self, scene: int, word: int, grid: int) -> Booleans:
+    def cells(self, scene: int, word: int, grid: int) -> _Booleans:
         """Where the object is that a word names: [grid, grid], true for cells whose centre is in the object's box."""
         if word not in self.nouns[scene]:
             words = self.captions[scene].split()
@@ -211,13 +211,13 @@ class Scenes(NamedTuple):
         return cells_in_box(self.boxes[scene][self.nouns[scene].index(word)], grid)
 
 
-def cells_in_box(box: ArrayLike, grid: int) -> Booleans:
+def cells_in_box(box: ArrayLike, grid: int) -> _Booleans:
     """The cells of a grid × grid whose centre is in a box; if there is none, the cell nearest to the box's centre."""
     if grid < 1:
         raise ValueError(f"grid must be at least 1 cell wide, got {grid}")
     centre = (np.arange(grid) + 0.5) * PIXELS / grid
 
-    def within(low: float, high: float) -> Booleans:
+    def within(low: float, high: float) -> _Booleans:
         inside = (centre >= low) & (centre <= high)
         nearest = np.arange(grid) == np.abs(centre - (low + high) / 2).argmin()
         return inside if inside.any() else nearest
@@ -246,54 +246,54 @@ def scenes(count: int, seed: int = 0) -> Scenes:
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
     random = np.random.default_rng(seed)
-    images, captions, boxes, nouns = zip(*(sample_scene(random) for _ in range(count)), strict=True)
+    images, captions, boxes, nouns = zip(*(_sample_scene(random) for _ in range(count)), strict=True)
     return Scenes(np.stack(images), list(captions), list(boxes), list(nouns))
 
 
-def sample_scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str, Floats, list[int]]:
+def _sample_scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str, Floats, list[int]]:
     """One image, its caption, the boxes of its objects, and the indices of the words that name them."""
     objects = int(random.integers(2, 4))
     colours = [tuple(COLOURS)[index] for index in sorted(random.permutation(len(COLOURS))[:objects])]
-    first = random.integers(SQUARES, size=2)
-    free = [relation for relation, way in SIDES.items() if is_on_board(first + np.array(way))]
+    first = random.integers(_SQUARES, size=2)
+    free = [relation for relation, way in _SIDES.items() if _is_on_board(first + np.array(way))]
     relations = [free[index] for index in random.permutation(len(free))[: objects - 1]]
     canvas = np.full((PIXELS, PIXELS, 3), random.uniform(225, 250))
     words: list[str] = []
     boxes: list[list[float]] = []
     nouns: list[int] = []
     for colour, relation in zip(colours, ["", *relations], strict=True):
-        size, shape = str(random.choice(list(SIZES))), str(random.choice(list(SHAPES)))
+        size, shape = str(random.choice(list(_SIZES))), str(random.choice(list(_SHAPES)))
         square = first
         if relation:  # one square from the first object, or two if there is room
-            way = np.array(SIDES[relation])
-            square = first + way * (2 if is_on_board(first + 2 * way) and random.random() < 0.5 else 1)
-        centre = (square + 0.5) * PIXELS / SQUARES + random.uniform(-1.5, 1.5, size=2)
-        paint(canvas, shape, np.array(COLOURS[colour]) + random.uniform(-12, 12, 3), centre, SIZES[size])
+            way = np.array(_SIDES[relation])
+            square = first + way * (2 if _is_on_board(first + 2 * way) and random.random() < 0.5 else 1)
+        centre = (square + 0.5) * PIXELS / _SQUARES + random.uniform(-1.5, 1.5, size=2)
+        _paint(canvas, shape, np.array(COLOURS[colour]) + random.uniform(-12, 12, 3), centre, _SIZES[size])
         conjunction = "and" if len(boxes) == 2 else ""
         words += f"{conjunction} {relation} a {size} {colour} {shape}".split()
         nouns.append(len(words) - 1)
         # centre is (down, right), a box is (left, top, right, bottom)
-        boxes.append([*(centre[::-1] - SIZES[size]), *(centre[::-1] + SIZES[size])])
+        boxes.append([*(centre[::-1] - _SIZES[size]), *(centre[::-1] + _SIZES[size])])
     noisy = canvas + random.normal(0, 4, canvas.shape)
     return noisy.round().clip(0, 255).astype(np.uint8), " ".join(words), np.array(boxes), nouns
 
 
-def is_on_board(square: NDArray[np.int64]) -> bool:
+def _is_on_board(square: NDArray[np.int64]) -> bool:
     """Whether a square (down, right) is on the board."""
-    return bool(((square >= 0) & (square < SQUARES)).all())
+    return bool(((square >= 0) & (square < _SQUARES)).all())
 
 
-def paint(canvas: Floats, shape: str, colour: Floats, centre: Floats, half: float) -> None:
+def _paint(canvas: Floats, shape: str, colour: Floats, centre: Floats, half: float) -> None:
     """Draw a shape on the canvas, in place and antialiased: a pixel takes the fraction of its points in the shape."""
     top, left = (int(start) for start in np.floor(centre - half).clip(0))
     window = canvas[top : top + int(2 * half) + 2, left : left + int(2 * half) + 2]
 
     def points(start: int, count: int, middle: float) -> Floats:
         """Sample points along a side of the window, in units of `half` from the centre."""
-        return (start + (np.arange(count * SUBPIXELS) + 0.5) / SUBPIXELS - middle) / half
+        return (start + (np.arange(count * _SUBPIXELS) + 0.5) / _SUBPIXELS - middle) / half
 
     height, width, _ = window.shape
-    inside = SHAPES[shape](points(top, height, centre[0])[:, None], points(left, width, centre[1])[None, :])
+    inside = _SHAPES[shape](points(top, height, centre[0])[:, None], points(left, width, centre[1])[None, :])
     # [height · subpixels, width · subpixels] → [height, subpixels, width, subpixels] → [height, width, 1]
-    fraction = inside.reshape(height, SUBPIXELS, width, SUBPIXELS).mean((1, 3))[..., None]
+    fraction = inside.reshape(height, _SUBPIXELS, width, _SUBPIXELS).mean((1, 3))[..., None]
     window += fraction * (colour - window)

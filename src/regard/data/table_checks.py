@@ -11,13 +11,13 @@ from regard.data.tables import NUMERIC_FRACTION, PARQUET, import_pandas, open_te
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-NUMBER = (
+_NUMBER = (
     r"[-+−]?\s*[$€£¥]?\s*[-+−]?((\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?|[.,]\d+)([eE][-+−]?\d+)?"
     r"\s*[$€£¥%]?"
 )
 """A number as people write it: 1.234,5 and $1,234.5 and −12 %."""
 DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
-DATE_TYPES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
+_DATE_TYPES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 """The names that pandas has for dates and times."""
 CATEGORICAL_OR_DROP, DROP = "name the column in --categorical or --drop", "name the column in --drop"
 """What else to do with a column, in a table of rows and in a table of bags."""
@@ -63,7 +63,7 @@ def check_misread_numbers(
             raise ValueError(
                 f"column {name!r} holds dates, {cell}: turn them into numbers, such as days, or {otherwise}"
             )
-        if cells.str.fullmatch(NUMBER).all():
+        if cells.str.fullmatch(_NUMBER).all():
             raise ValueError(
                 f"column {name!r} holds what looks like numbers, {cell}: write them as 1234.5, or {otherwise}"
             )
@@ -92,11 +92,11 @@ def check_no_dates(frame: "DataFrame", otherwise: str) -> None:
 def row_location(frame: "DataFrame", index: int) -> str:
     """A row by its number, and by its line if it was read from a text file."""
     row = frame.index[index]
-    line = line_number(frame.attrs.get("source"), row, frame.attrs.get("separator", ","))
+    line = _line_number(frame.attrs.get("source"), row, frame.attrs.get("separator", ","))
     return f"row {row}" + ("" if line is None else f" (line {line} of {frame.attrs['source']})")
 
 
-def line_number(source: str | None, row: object, separator: str) -> int | None:
+def _line_number(source: str | None, row: object, separator: str) -> int | None:
     """The line on which a row of a text file ends: there may be blank lines, and cells of several lines."""
     if source is None or table_suffix(Path(source)) in PARQUET or not isinstance(row, int | np.integer):
         return None
@@ -118,7 +118,7 @@ def is_text(column: "Series") -> bool:
 def is_date(column: "Series") -> bool:
     """Whether a column holds dates, times or durations."""
     kind = import_pandas().api.types.infer_dtype(column, skipna=True)
-    return column.dtype.kind in "mM" or kind in DATE_TYPES
+    return column.dtype.kind in "mM" or kind in _DATE_TYPES
 
 
 def is_numeric(column: "Series") -> bool:

@@ -126,11 +126,11 @@ def feature_columns(
             )
     check_finite(rows)
     changed = {name: rows[name].astype("category") for name in categorical if name not in ordered}
-    changed |= {name: as_ordered(rows[name], order) for name, order in ordered.items()}
+    changed |= {name: _as_ordered(rows[name], order) for name, order in ordered.items()}
     return rows.assign(**changed)
 
 
-def as_ordered(column: "Series", order: list[str] | None) -> "Series":
+def _as_ordered(column: "Series", order: list[str] | None) -> "Series":
     """A column as ordered categories: in the given order, or from low to high, or alphabetically."""
     pd = import_pandas()
     if order is None and hasattr(column, "cat"):
@@ -168,7 +168,7 @@ class Schema:
         frame = select_columns(frame, self.kinds).copy()
         for name, kind in self.kinds.items():
             if kind in ("number", "code") and is_text(frame[name]):
-                frame[name] = number_column(frame, name, strict=kind == "number")
+                frame[name] = _number_column(frame, name, strict=kind == "number")
         if self.fill is not None:
             frame, _ = impute(frame, self.fill)
         check_complete(frame, "fill it in, leave the row out, or fit the model with --impute")
@@ -191,7 +191,7 @@ class Schema:
             ) from None
 
 
-def number_column(frame: "DataFrame", name: str, strict: bool) -> "Series":
+def _number_column(frame: "DataFrame", name: str, strict: bool) -> "Series":
     """A column of text as numbers; other text raises if `strict`, and stays as an unseen category if not."""
     numbers = parse_numbers(frame, name)
     wrong = (numbers.isna() & frame[name].notna()).to_numpy()
@@ -204,10 +204,10 @@ def number_column(frame: "DataFrame", name: str, strict: bool) -> "Series":
 
 def column_kinds(names: Iterable[str], categories: Mapping[str, Collection[Value | None]]) -> dict[str, str]:
     """The kinds of a model's features, given the values of the categorical ones."""
-    return {name: "number" if name not in categories else category_kind(categories[name]) for name in names}
+    return {name: "number" if name not in categories else _category_kind(categories[name]) for name in names}
 
 
-def category_kind(values: Collection[Value | None]) -> str:
+def _category_kind(values: Collection[Value | None]) -> str:
     """The kind of a categorical column, by its values."""
     if all(isinstance(value, str) for value in values):
         return "text"

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 Value = str | int | float | bool
 """What a cell holds, as JSON can hold it."""
 
-SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
+_SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = (".parquet", ".pq")
-SUFFIXES = (*SEPARATORS, *PARQUET)
+SUFFIXES = (*_SEPARATORS, *PARQUET)
 INSTALL = 'pip install "regard[all]"'
 NUMERIC_FRACTION = 0.5
 """The fraction of numbers from which a column of text is taken for numbers with errors."""
-DECIMAL_COMMA = r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?"
+_DECIMAL_COMMA = r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?"
 """A number with a decimal comma."""
-SAMPLE_ROWS = 1000
+_SAMPLE_ROWS = 1000
 """The number of rows in which leading zeros and decimal commas are looked for."""
 
 
@@ -48,8 +48,8 @@ def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
         raise IsADirectoryError(f"{path} is a folder; a table is a file")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    frame = read_parquet(path, text) if suffix in PARQUET else read_csv(path, SEPARATORS[suffix], text)
-    check_names(path, list(frame.columns))
+    frame = read_parquet(path, text) if suffix in PARQUET else read_csv(path, _SEPARATORS[suffix], text)
+    _check_names(path, list(frame.columns))
     if not len(frame) or not len(frame.columns):
         raise ValueError(f"{path} is empty: it has {len(frame.columns)} columns and no rows")
     frame.index = import_pandas().RangeIndex(1, len(frame) + 1)
@@ -67,12 +67,12 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            separator = detect_separator(path, separator)
+            separator = _detect_separator(path, separator)
             first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
             names = [str(name) for name in first.iloc[0]]
-            check_names(path, [name for name in names if name])
-            sample = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=SAMPLE_ROWS)
-            decimal = "." if separator == "," else detect_decimal(sample)
+            _check_names(path, [name for name in names if name])
+            sample = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=_SAMPLE_ROWS)
+            decimal = "." if separator == "," else _detect_decimal(sample)
             frame = pd.read_csv(
                 path,
                 sep=separator,
@@ -97,11 +97,11 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
         )
         frame = frame.iloc[:, [index for index, name in enumerate(names) if name]]
     frame = frame.set_axis([name for name in names if name], axis=1)
-    frame.attrs |= {"codes": leading_zeros(names, sample), "separator": separator, "decimal": decimal}
+    frame.attrs |= {"codes": _leading_zeros(names, sample), "separator": separator, "decimal": decimal}
     return frame
 
 
-def leading_zeros(names: list[str], cells: "DataFrame") -> dict[str, str]:
+def _leading_zeros(names: list[str], cells: "DataFrame") -> dict[str, str]:
     """Columns with leading zeros in some cell, and the first such cell, such as 00012: numbers have none."""
     codes = {}
     for index, name in enumerate(names):
@@ -142,7 +142,7 @@ def write_table(frame: "DataFrame", path: str | Path | None) -> None:
                 frame.to_parquet(temporary, index=False)
             else:
                 compression = "gzip" if suffix.endswith(".gz") else None
-                separator = SEPARATORS[suffix]
+                separator = _SEPARATORS[suffix]
                 frame.to_csv(temporary, index=False, sep=separator, compression=compression, lineterminator="\n")
     except ImportError:
         raise ImportError(f"writing Parquet needs pyarrow: {INSTALL}") from None
@@ -172,7 +172,7 @@ def import_pandas() -> ModuleType:
     return cast(ModuleType, pandas)
 
 
-def check_names(path: Path, names: list[str]) -> None:
+def _check_names(path: Path, names: list[str]) -> None:
     """Raise if two columns have the same name."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -186,7 +186,7 @@ def open_text(path: str | Path) -> TextIO:
     return open(path, encoding="utf-8-sig", newline="")
 
 
-def detect_separator(path: Path, default: str) -> str:
+def _detect_separator(path: Path, default: str) -> str:
     """The separator that gives the header and the first rows the same number of cells, two or more; or the default.
 
     The comma comes last: it also occurs in numbers and in names.
@@ -200,14 +200,14 @@ def detect_separator(path: Path, default: str) -> str:
     return default
 
 
-def detect_decimal(cells: "DataFrame") -> str:
+def _detect_decimal(cells: "DataFrame") -> str:
     """The decimal separator: a comma if most cells of some column are numbers with one, and no column has a point.
 
     1,200 may be a thousand: if all commas have three digits behind them, they are not taken for decimal.
     """
     columns = [column.dropna().str.strip() for _, column in cells.items()]
     commas = any(
-        column.str.fullmatch(DECIMAL_COMMA).mean() >= NUMERIC_FRACTION
+        column.str.fullmatch(_DECIMAL_COMMA).mean() >= NUMERIC_FRACTION
         and column.str.fullmatch(r"[-+]?(\d+,(\d{1,2}|\d{4,})|,\d+|\d*,\d+[eE][-+]?\d+)").any()
         for column in columns
         if len(column)
@@ -250,15 +250,15 @@ def impute(frame: "DataFrame", fill: Mapping[str, Value] | None = None) -> tuple
 
     With `fill`, the values of an earlier call are used, so that new rows are filled like those of training.
     """
-    values = {name: fill_value(frame[name]) for name in frame.columns} if fill is None else dict(fill)
+    values = {name: _fill_value(frame[name]) for name in frame.columns} if fill is None else dict(fill)
     columns = {name: frame[name] for name in frame.columns}
-    columns |= {name: fill_missing(column, values[name]) for name, column in columns.items() if name in values}
+    columns |= {name: _fill_missing(column, values[name]) for name, column in columns.items() if name in values}
     filled = import_pandas().DataFrame(columns, index=frame.index)
     filled.attrs = frame.attrs
     return filled, values
 
 
-def fill_value(column: "Series") -> Value:
+def _fill_value(column: "Series") -> Value:
     """The median of a numeric column, the most frequent value of another; the first in order among equals."""
     types = import_pandas().api.types
     known = column.dropna()
@@ -271,7 +271,7 @@ def fill_value(column: "Series") -> Value:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
-def fill_missing(column: "Series", value: Value) -> "Series":
+def _fill_missing(column: "Series", value: Value) -> "Series":
     """A column with a value in its missing cells."""
     pd = import_pandas()
     missing = column.isna().to_numpy()

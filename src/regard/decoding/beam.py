@@ -64,7 +64,7 @@ def beam(
     """
     check_start(start, end)
     check_settings(size, penalty, keep)
-    search = Search(start, length_limits(length, start), end, size, penalty, keep)
+    search = _Search(start, length_limits(length, start), end, size, penalty, keep)
     while len(search.sentence):
         state, log_probs = checked_step(step, state, search.token.flatten(), end)
         rows = search.extend(log_probs)
@@ -82,7 +82,7 @@ def check_settings(size: int, penalty: float, keep: int) -> None:
         raise ValueError(f"penalty must be finite and at least 0, got {penalty}")
 
 
-class Ranking(NamedTuple):
+class _Ranking(NamedTuple):
     """The best hypotheses of each sentence so far, `[sentences, keep]`, best first; a score of -inf: none."""
 
     score: Tensor
@@ -91,22 +91,22 @@ class Ranking(NamedTuple):
     length: Tensor  # number of tokens, without the end
     node: Tensor  # of the last token
 
-    def merge(self, new: "Ranking", *, append: bool = False) -> "Ranking":
+    def merge(self, new: "_Ranking", *, append: bool = False) -> "_Ranking":
         """The best of both, of equal ones the earlier; with `append` the new ones follow all that are here."""
-        both = Ranking(*(torch.cat(pair, dim=1) for pair in zip(self, new, strict=True)))
+        both = _Ranking(*(torch.cat(pair, dim=1) for pair in zip(self, new, strict=True)))
         key = (both.score > -math.inf).byte() if append else both.score
         order = key.argsort(dim=1, descending=True, stable=True)[:, : self.score.shape[1]]
-        return Ranking(*(part.gather(1, order) for part in both))
+        return _Ranking(*(part.gather(1, order) for part in both))
 
 
-def empty_ranking(start: Tensor, keep: int) -> Ranking:
+def _empty_ranking(start: Tensor, keep: int) -> _Ranking:
     """No hypothesis yet, for each sentence of `start`."""
     none = torch.full((len(start), keep), -math.inf, dtype=torch.float64, device=start.device)
     zero = torch.zeros_like(none, dtype=torch.long)
-    return Ranking(score=none, log_probability=none.clone(), finished=zero.bool(), length=zero, node=zero.clone())
+    return _Ranking(score=none, log_probability=none.clone(), finished=zero.bool(), length=zero, node=zero.clone())
 
 
-class Tree:
+class _Tree:
     """The tokens of all hypotheses: each node is a token with the index of the node before it."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Tree:
         return [row[:n][::-1] for row, n in zip(backwards, length.tolist(), strict=True)]
 
 
-class Search:
+class _Search:
     """The state of the search over all unfinished sentences.
 
     Tensors are `[sentences]` or `[sentences, width]`; the width is 1 at first, then the beam's size.
@@ -145,7 +145,7 @@ class Search:
         self.sentence, self.limit = torch.arange(len(start), device=start.device), limit
         self.token, self.node = start[:, None], torch.zeros_like(start, dtype=torch.long)[:, None]
         self.log_probability = torch.zeros(len(start), 1, device=start.device)  # of the open ones, highest first
-        self.best, self.result, self.tree = empty_ranking(start, keep), empty_ranking(start, keep), Tree()
+        self.best, self.result, self.tree = _empty_ranking(start, keep), _empty_ranking(start, keep), _Tree()
         lengths = torch.arange(max(limit.tolist(), default=0) + 1, dtype=torch.float64, device=start.device)
         self.scale = ((5 + lengths) / 6) ** penalty  # penalty(n) for n = 0, …, longest
         if not self.scale.isfinite().all():
@@ -193,10 +193,10 @@ class Search:
         self.sentence, self.limit, self.token, self.node, self.log_probability, self.best, rows = searched
         return rows
 
-    def ranking(self, log_probability: Tensor, node: Tensor, *, finished: bool) -> Ranking:
+    def ranking(self, log_probability: Tensor, node: Tensor, *, finished: bool) -> _Ranking:
         """Hypotheses that end at this step, `[sentences, some]`; a log probability of -inf: none."""
         log_probability = log_probability.double()
-        return Ranking(
+        return _Ranking(
             score=log_probability / self.scale[self.number],
             log_probability=log_probability,
             finished=torch.full_like(node, finished, dtype=torch.bool),

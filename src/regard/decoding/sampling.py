@@ -54,7 +54,7 @@ def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: 
     total = torch.zeros(len(start), dtype=torch.float64, device=start.device)
     columns = []
     for row, token, log_probs in generate(step, state, start, likeliest, end, length_limits(length, start)):
-        columns.append(scatter_rows(row, token, len(start)))
+        columns.append(_scatter_rows(row, token, len(start)))
         total[row] += log_probs.gather(1, token[:, None]).squeeze(1)
     if not columns:
         return []
@@ -65,7 +65,7 @@ def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: 
     return [Hypothesis(row[:n], score, score, ended) for row, n, score, ended in rows]
 
 
-def sample(
+def sample(  # noqa: PLR0913
     step: Step[State],
     state: State,
     start: Tensor,
@@ -111,7 +111,7 @@ def sample(
 
     choose = likeliest if temperature == 0 else draw_filtered
     choices = generate(step, state, start, choose, end, length_limits(length, start))
-    return (scatter_rows(row, token, len(start)) for row, token, _ in choices)
+    return (_scatter_rows(row, token, len(start)) for row, token, _ in choices)
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -124,7 +124,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
 
 
-class Choice(NamedTuple):
+class _Choice(NamedTuple):
     """The tokens of one step."""
 
     row: Tensor  # [active]  index of each unfinished row
@@ -140,7 +140,7 @@ def generate(
     choose: Callable[[Tensor], Tensor],
     end: int | None,
     limit: Tensor,
-) -> Iterator[Choice]:
+) -> Iterator[_Choice]:
     """Step by step, one token for each unfinished row, by `choose`: `[rows, vocabulary]` → `[rows]`."""
     row, last, number = torch.arange(len(start), device=start.device), start, 0
     while len(row):
@@ -150,7 +150,7 @@ def generate(
         check_log_probs(best, row, number)
         check_possible(best, row, number)
         last = choose(log_probs)
-        yield Choice(row, last, log_probs)
+        yield _Choice(row, last, log_probs)
         active = limit > number if end is None else (limit > number) & (last != end)
         if not active.all():
             index = active.nonzero().squeeze(1)
@@ -177,7 +177,7 @@ def draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
-def scatter_rows(row: Tensor, token: Tensor, rows: int) -> Tensor:
+def _scatter_rows(row: Tensor, token: Tensor, rows: int) -> Tensor:
     """The tokens of some rows among all `[rows]`, -1 for the others."""
     return torch.full((rows,), -1, dtype=torch.long, device=token.device).index_copy_(0, row, token)
 
@@ -220,7 +220,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ([[3.0, 3.0, 2.0]], [[1, 3, 2]])
     """
     one_more = min(positive("count", count) + 1, values.shape[1])  # to detect a tie at the border
-    value, index = topk_by_blocks(values, one_more)
+    value, index = _topk_by_blocks(values, one_more)
     tied = ((value[:, 1:] == value[:, :-1]) & (value[:, 1:] > -math.inf)).any(dim=1)
     if tied.any():  # topk guarantees no order among equal values; such rows are few, so sort them completely
         rows = tied.nonzero().squeeze(1)
@@ -229,7 +229,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return value[:, :count], index[:, :count]
 
 
-def topk_by_blocks(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _topk_by_blocks(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """torch's `topk` along rows: the `count` largest values are in the `count` blocks with the largest maxima."""
     rows, n = values.shape
     blocks = n // BLOCK

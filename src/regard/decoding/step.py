@@ -29,7 +29,7 @@ Step = Callable[[State, Tensor], tuple[State, Tensor]]
 """From the state of some rows and the last token of each, `[rows]`, to the next state and the log probabilities of
 the next token, `[rows, vocabulary]`. The state is an RNN's or cached keys: decoding never asks which."""
 
-ROUNDING = 1e-3
+_ROUNDING = 1e-3
 """A log probability may exceed 0 by this much through rounding; a larger one is an error, such as a logit."""
 
 
@@ -62,13 +62,13 @@ def select(state: State, rows: Tensor, *, of: int | None = None) -> State:
     >>> hidden.tolist(), pieces
     ([[4, 5], [0, 1], [0, 1]], [None])
     """
-    return cast(State, select_any(state, rows, of))
+    return cast(State, _select_any(state, rows, of))
 
 
-def select_any(state: object, rows: Tensor, of: int | None) -> object:
+def _select_any(state: object, rows: Tensor, of: int | None) -> object:
     """`select`, by the kind of state."""
     if isinstance(state, Tensor):
-        return tensor_rows(state, rows, of)
+        return _tensor_rows(state, rows, of)
     if state is None or isinstance(state, Number):
         return state
     own_select = getattr(state, "select", None)
@@ -76,17 +76,19 @@ def select_any(state: object, rows: Tensor, of: int | None) -> object:
         replacement = own_select(rows)
         return state if replacement is None else replacement
     if isinstance(state, tuple | list):
-        parts = [select_any(part, rows, of) for part in state]
+        parts = [_select_any(part, rows, of) for part in state]
         rebuild = cast(Callable[..., object], type(state))
         return rebuild(*parts) if hasattr(state, "_fields") else rebuild(parts)
     if isinstance(state, dict):
         new = copy.copy(state)  # keeps the kind of dict, and a defaultdict's factory
-        new.update((name, select_any(part, rows, of)) for name, part in state.items())
+        new.update((name, _select_any(part, rows, of)) for name, part in state.items())
         return new
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         replica = copy.copy(state)
         for field in dataclasses.fields(state):
-            object.__setattr__(replica, field.name, select_any(getattr(state, field.name), rows, of))  # frozen ones too
+            object.__setattr__(
+                replica, field.name, _select_any(getattr(state, field.name), rows, of)
+            )  # frozen ones too
         return replica
     raise TypeError(
         "a state must be made of tensors, numbers, None, and objects with a method select(rows), in tuples, lists,"
@@ -94,7 +96,7 @@ def select_any(state: object, rows: Tensor, of: int | None) -> object:
     )
 
 
-def tensor_rows(tensor: Tensor, rows: Tensor, of: int | None) -> Tensor:
+def _tensor_rows(tensor: Tensor, rows: Tensor, of: int | None) -> Tensor:
     """Rows of one tensor; a tensor without dimensions is a number, and stays."""
     if not tensor.dim():
         return tensor
@@ -141,7 +143,7 @@ def checked_step(step: Step[State], state: State, last: Tensor, end: int | None)
     if len(shape) != 2 or shape[0] != len(last) or not log_probs.is_floating_point() or not log_probs.numel():
         raise ValueError(
             f"step must return log probabilities [rows, vocabulary] of {len(last)} rows,"
-            f" got {dtype_name(log_probs)} of shape {list(shape)}"
+            f" got {_dtype_name(log_probs)} of shape {list(shape)}"
         )
     if end is not None and end >= shape[1]:
         raise ValueError(f"end must be in the vocabulary of {shape[1]}, got {end}")
@@ -150,7 +152,7 @@ def checked_step(step: Step[State], state: State, last: Tensor, end: int | None)
 
 def check_log_probs(best: Tensor, row: Tensor, number: int) -> None:
     """Raise if the highest log probability of a row, `[rows]`, is NaN or above 0."""
-    wrong = ~(best <= ROUNDING)
+    wrong = ~(best <= _ROUNDING)
     if wrong.any():
         value = float(best[wrong][0])
         raise ValueError(
@@ -171,7 +173,7 @@ def check_possible(best: Tensor, row: Tensor, number: int) -> None:
 def check_start(start: Tensor, end: int | None) -> None:
     """Raise unless there is one first token a row, and `end` is a token."""
     if start.dim() != 1 or start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
-        raise ValueError(f"start must be integers [rows], got {dtype_name(start)} of shape {list(start.shape)}")
+        raise ValueError(f"start must be integers [rows], got {_dtype_name(start)} of shape {list(start.shape)}")
     if end is not None and end < 0:
         raise ValueError(f"end must be a token, at least 0, got {end}")
 
@@ -183,13 +185,13 @@ def length_limits(length: int | Tensor, start: Tensor) -> Tensor:
     elif length.is_floating_point() or length.shape not in (start.shape, torch.Size([])):
         raise ValueError(
             f"length must be an integer, or one for each of {len(start)} rows,"
-            f" got {dtype_name(length)} of shape {list(length.shape)}"
+            f" got {_dtype_name(length)} of shape {list(length.shape)}"
         )
     if bool((length < 1).any()):
         raise ValueError(f"length must be at least 1, got {int(length.min())}")
     return length.to(start.device, torch.long).expand(len(start))
 
 
-def dtype_name(tensor: Tensor) -> str:
+def _dtype_name(tensor: Tensor) -> str:
     """A tensor's dtype as an error message names it: int64, not torch.int64."""
     return str(tensor.dtype).removeprefix("torch.")

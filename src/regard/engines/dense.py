@@ -23,7 +23,7 @@ from regard.weighing import blind, softmax
 BLOCK = 2**18
 """Pairs at a time in the NumPy sums."""
 WHOLE_MATRIX = "dense: the whole matrix"
-WeightBlocks = Iterable[tuple[slice, Floats, Floats]]
+_WeightBlocks = Iterable[tuple[slice, Floats, Floats]]
 """Some queries, their normalised weights [queries, keys] and log weights [queries]; block after block."""
 
 
@@ -44,7 +44,7 @@ class Dense:
         if job.dropout and (compiling() or transforming()):
             weight = functional.dropout(weight, job.dropout)
         elif job.dropout:
-            weight = torch.where(dropout_mask(job), weight * dropout.keep_scale(job.dropout), 0.0)
+            weight = torch.where(_dropout_mask(job), weight * dropout.keep_scale(job.dropout), 0.0)
         return (weight @ job.value).to(job.value.dtype)
 
     def attend_parts(self, job: Job) -> Attended:
@@ -75,7 +75,7 @@ def weights(job: Job, rows: slice | None = None) -> Tensor:
     return weight.masked_fill(scores == -math.inf, 0.0)  # a user's weighing may give hidden keys any weight
 
 
-def dropout_mask(job: Job) -> Tensor:
+def _dropout_mask(job: Job) -> Tensor:
     """True for the weights that are not dropped, `[..., q, k]`."""
     device = job.query.device
     lead = torch.arange(math.prod(job.leading), device=device).view(*job.leading, 1, 1)  # [..., 1, 1]
@@ -98,7 +98,7 @@ def moments(points: Points, tolerance: float = 0.0) -> Moments:
     return moment_blocks(weight_blocks(points, points.features), points.query, points.key, points.value)
 
 
-def pool_blocks(blocks: WeightBlocks, value: Floats) -> Pooled:
+def pool_blocks(blocks: _WeightBlocks, value: Floats) -> Pooled:
     """Means and log weights from given weights."""
     parts = [(weight @ value, log_weight) for _, weight, log_weight in blocks]
     if not parts:
@@ -106,7 +106,7 @@ def pool_blocks(blocks: WeightBlocks, value: Floats) -> Pooled:
     return Pooled(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def moment_blocks(blocks: WeightBlocks, query: Floats, key: Floats, value: Floats) -> Moments:
+def moment_blocks(blocks: _WeightBlocks, query: Floats, key: Floats, value: Floats) -> Moments:
     """Moments from given weights."""
     features, values = query.shape[1], value.shape[1]
     parts = []

@@ -43,7 +43,7 @@ class Flash:
 
     def algorithm(self, job: Job) -> str:
         assert is_inner_product(job.score)
-        if too_wide(job):
+        if _too_wide(job):
             return Stream().algorithm(job)
         with torch.no_grad():
             if job.query.device.type != "cpu" or compiling() or bounded(*job.score.as_dot(job.query, job.key)):
@@ -52,18 +52,18 @@ class Flash:
 
     def attend(self, job: Job) -> Tensor:
         assert is_inner_product(job.score)
-        if too_wide(job):
+        if _too_wide(job):
             return Stream().attend(job)
         query, key, scale = job.score.as_dot(job.query, job.key)
         value = job.value.to(query.dtype)
         size = -(-max(query.shape[-1], value.shape[-1], 1) // 8) * 8
-        query, key, value = (folded(x, job.leading, size) for x in (query, key, value))
+        query, key, value = (_folded(x, job.leading, size) for x in (query, key, value))
         is_causal = job.mask is causal
-        mask = None if is_causal else whole_bias(job, query.dtype)
+        mask = None if is_causal else _whole_bias(job, query.dtype)
         mean = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=job.dropout, scale=scale
         )
-        if suspect(mean) and not bounded(query, key, scale):
+        if _suspect(mean) and not bounded(query, key, scale):
             return Stream().attend(job)
         mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
         return mean.to(job.value.dtype)
@@ -83,11 +83,11 @@ def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_
     mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
     few = mean.numel() <= FEW and not is_causal and not compiling()
     smallest = torch.linalg.vector_norm(mean.detach(), -math.inf) if few else None
-    doubtful = suspect(mean) if smallest is None else not smallest > 0  # NaN is not > 0
+    doubtful = _suspect(mean) if smallest is None else not smallest > 0  # NaN is not > 0
     return None if doubtful else mean
 
 
-def folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
+def _folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
     """`[..., length, size]` -> `[batch, heads, length, size]`, padded with zeros: what the fused kernel takes."""
     if x.shape[-1] != size:
         x = functional.pad(x, (0, size - x.shape[-1]))
@@ -98,7 +98,7 @@ def folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
     return x.reshape(math.prod(leading[:-1]), leading[-1] if leading else 1, *x.shape[-2:])
 
 
-def whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
+def _whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
     """The mask as torch takes it, `[batch, heads, q, k]`; axes that it does not depend on have size 1."""
     parts = mask_parts(job, slice(0, job.queries))
     if not parts:
@@ -125,7 +125,7 @@ def mask_elements(job: Job) -> int:
     return math.prod(leading) * (job.queries if rows > 1 else 1) * (job.keys if columns > 1 else 1)
 
 
-def too_wide(job: Job) -> bool:
+def _too_wide(job: Job) -> bool:
     """Whether distances are so large that even a float64 inner product is not precise enough."""
     if not is_squared_distance(job.score):
         return False
@@ -133,7 +133,7 @@ def too_wide(job: Job) -> bool:
         return reach(*centred(*job.score.as_distance(job.query, job.key))) > DOT_LIMIT
 
 
-def suspect(mean: Tensor) -> bool:
+def _suspect(mean: Tensor) -> bool:
     """Whether the first number of some row is 0 or NaN, so that the row may be wrong.
 
     torch's CPU kernel turns a row of NaN into 0 (pytorch#141128), and a key that the mask hides into NaN.

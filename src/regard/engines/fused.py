@@ -42,7 +42,7 @@ TOGETHER = 2**18
 """Scores of short heads that are computed together: 1 MiB of float32."""
 
 
-class Pairing(Protocol):
+class _Pairing(Protocol):
     """How a block of scores is computed from vectors, and its gradient is propagated to them.
 
     Queries are passed through `prepare` first, once for all blocks of keys.
@@ -83,20 +83,20 @@ class Distances:
         return query
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        loops.distances(*two_words(query, out.dtype), *two_words(key, out.dtype), out.numpy())
+        loops.distances(*_two_words(query, out.dtype), *_two_words(key, out.dtype), out.numpy())
 
     def add_gradients(
         self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
     ) -> None:
         # Summed over the block in the precision of the scores, [features, points], then added in that of the points.
         to_query, to_key = score_grad.new_zeros(query.T.shape), score_grad.new_zeros(key.T.shape)
-        words = *two_words(query, score_grad.dtype), *two_words(key, score_grad.dtype)
+        words = *_two_words(query, score_grad.dtype), *_two_words(key, score_grad.dtype)
         loops.distances_backward(score_grad.numpy(), *words, to_query.numpy(), to_key.numpy())
         query_grad.add_(to_query.T)
         key_grad.add_(to_key.T)
 
 
-def two_words(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
+def _two_words(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
     """Coordinates [features, points] rounded to a dtype, and the rounding errors."""
     points = points.T.contiguous()
     rounded = points.to(dtype)
@@ -113,10 +113,10 @@ class Portion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeadBlocks:
+class _HeadBlocks:
     """What is the same for every block of every head."""
 
-    pairing: Pairing
+    pairing: _Pairing
     mask: Mask | None
     shape: torch.Size  # of the scores, [..., q, k]
     dropout: float
@@ -190,18 +190,18 @@ class HeadBlocks:
         return RowDropout(first, second, threshold, number(dropout_hash.keep_scale(self.dropout)))
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """What the fused functions take, with leading dimensions already broadcast."""
 
-    blocks: HeadBlocks
+    blocks: _HeadBlocks
     query: Tensor
     key: Tensor
     value: Tensor
 
 
-def prepare(job: Job, seed: int, block: tuple[int, int]) -> Prepared:
+def prepare(job: Job, seed: int, block: tuple[int, int]) -> _Prepared:
     """The vectors whose pairs are scored. Bandwidths and projections get their gradients by autograd, outside."""
-    pairing: Pairing
+    pairing: _Pairing
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
         pairing = Distances()
@@ -211,20 +211,20 @@ def prepare(job: Job, seed: int, block: tuple[int, int]) -> Prepared:
         query, key = query.to(job.query.dtype), key.to(job.query.dtype)
         pairing = Products(scale)
     query, key, value = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key, job.value))
-    return Prepared(HeadBlocks(pairing, job.mask, job.shape, job.dropout, seed, block), query, key, value)
+    return _Prepared(_HeadBlocks(pairing, job.mask, job.shape, job.dropout, seed, block), query, key, value)
 
 
-def attend_heads(prepared: Prepared) -> Attended:
+def attend_heads(prepared: _Prepared) -> Attended:
     """Attention head by head, each in tasks of some queries."""
-    return Attended(*Heads.apply(*prepared))  # type: ignore[no-untyped-call]
+    return Attended(*_Heads.apply(*prepared))  # type: ignore[no-untyped-call]
 
 
-def attend_short_heads(prepared: Prepared) -> Attended:
+def attend_short_heads(prepared: _Prepared) -> Attended:
     """Attention of many short heads together."""
     return Attended(*ShortHeads.apply(*prepared))  # type: ignore[no-untyped-call]
 
 
-class Head(NamedTuple):
+class _Head(NamedTuple):
     """One head's tensors. What only the loops read and write is an array: slicing one costs less."""
 
     number: int  # counted over the leading dimensions
@@ -236,7 +236,7 @@ class Head(NamedTuple):
     total: Floats  # [q]  the sum of exp(score - largest)
 
 
-class HeadGradients(NamedTuple):
+class _HeadGradients(NamedTuple):
     """The gradients of one head: two are given, three are added to."""
 
     mean: Tensor
@@ -246,18 +246,18 @@ class HeadGradients(NamedTuple):
     value: Tensor
 
 
-class HeadContext(Context):
+class _HeadContext(Context):
     """What forward saves beside tensors."""
 
-    blocks: HeadBlocks
+    blocks: _HeadBlocks
 
 
-class Heads(torch.autograd.Function):
+class _Heads(torch.autograd.Function):
     """(mean, log_weight) from query, key and value, head by head."""
 
     @staticmethod
     def forward(
-        ctx: HeadContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
+        ctx: _HeadContext, blocks: _HeadBlocks, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean = value.new_empty(*blocks.shape[:-1], value.shape[-1])
         largest, total = value.new_empty(blocks.shape[:-1]), value.new_empty(blocks.shape[:-1])
@@ -266,7 +266,7 @@ class Heads(torch.autograd.Function):
 
         def task(portion: Portion) -> None:
             number, lead, rows = portion
-            head = Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
+            head = _Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
             forward_rows(blocks, head, rows, mean[lead][rows], scratch)
 
         spread(task, blocks.portions(blocks.block[0]))
@@ -276,7 +276,7 @@ class Heads(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
         blocks = ctx.blocks
         # Reading the saved tensors raises if a mask's tensor was changed since forward.
         query, key, value, mean, largest, total, *_ = ctx.saved_tensors
@@ -291,10 +291,10 @@ class Heads(torch.autograd.Function):
         divisions = 1 if blocks.heads >= torch.get_num_threads() else torch.get_num_threads()
         size = max(1, -(-blocks.shape[-2] // divisions))
 
-        def task(portion: Portion) -> HeadGradients:
+        def task(portion: Portion) -> _HeadGradients:
             number, lead, rows = portion
-            head = Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
-            grads = HeadGradients(
+            head = _Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
+            grads = _HeadGradients(
                 mean_grad[lead], offset_array[lead], query_grad[lead], key_grad[lead], value_grad[lead]
             )
             if rows.start:
@@ -311,7 +311,7 @@ class Heads(torch.autograd.Function):
         return None, query_grad, key_grad, value_grad
 
 
-def forward_rows(blocks: HeadBlocks, head: Head, rows: slice, mean: Tensor, scratch: Scratch) -> None:
+def forward_rows(blocks: _HeadBlocks, head: _Head, rows: slice, mean: Tensor, scratch: Scratch) -> None:
     """Fill in the mean, the largest score and the sum of some queries of one head."""
     query, value = blocks.pairing.prepare(head.query[rows].contiguous()), head.value
     sums = RowSums(head.largest[rows], head.total[rows], mean.numpy())
@@ -329,7 +329,7 @@ def forward_rows(blocks: HeadBlocks, head: Head, rows: slice, mean: Tensor, scra
     loops.normalise(sums.total, sums.weighted)
 
 
-def backward_rows(blocks: HeadBlocks, head: Head, grads: HeadGradients, rows: slice, scratch: Scratch) -> None:
+def backward_rows(blocks: _HeadBlocks, head: _Head, grads: _HeadGradients, rows: slice, scratch: Scratch) -> None:
     """Add the contribution of some queries of one head to the gradients of queries, keys and values."""
     query, mean_grad = blocks.pairing.prepare(head.query[rows].contiguous()), grads.mean[rows].contiguous()
     known = RowGradients(head.largest[rows], head.total[rows], grads.offset[rows])
@@ -351,20 +351,20 @@ def backward_rows(blocks: HeadBlocks, head: Head, grads: HeadGradients, rows: sl
 class ShortHeads(torch.autograd.Function):
     """(mean, log_weight) from query, key and value, many heads at a time: `[heads, length, size]`.
 
-    It computes, saves and drops what `Heads` does. Scores are inner products.
+    It computes, saves and drops what `_Heads` does. Scores are inner products.
     """
 
     @staticmethod
     def forward(
-        ctx: HeadContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
+        ctx: _HeadContext, blocks: _HeadBlocks, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))  # [heads, length, size]
         shape = query.shape[:2]
         mean = value.new_empty(*shape, value.shape[-1])
         largest, total = value.new_full(shape, -math.inf), value.new_zeros(shape)
         whole = slice(0, blocks.shape[-2])
-        for heads in heads_together(blocks):
-            weight = short_scores(blocks, query, key, heads)  # [heads, q, k]
+        for heads in _heads_together(blocks):
+            weight = _short_scores(blocks, query, key, heads)  # [heads, q, k]
             no_values = value.new_empty(weight.shape[0] * weight.shape[1], 0).numpy()
             sums = RowSums(flat(largest[heads]), flat(total[heads]), no_values)
             loops.soften(flat(weight, 2), blocks.shape[-1], sums, blocks.row_dropout(heads, whole, value.dtype), 0)
@@ -377,7 +377,7 @@ class ShortHeads(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
         blocks = ctx.blocks
         # Reading the saved tensors raises if a mask's tensor was changed since forward.
         query, key, value, mean, largest, total, *_ = ctx.saved_tensors
@@ -387,33 +387,33 @@ class ShortHeads(torch.autograd.Function):
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
         whole = slice(0, blocks.shape[-2])
-        for heads in heads_together(blocks):
-            weight = short_scores(blocks, query, key, heads)
+        for heads in _heads_together(blocks):
+            weight = _short_scores(blocks, query, key, heads)
             score_grad = torch.bmm(mean_grad[heads], value[heads].mT)
             known = RowGradients(flat(largest[heads]), flat(total[heads]), flat(offset[heads]))
             dropout = blocks.row_dropout(heads, whole, value.dtype)
             loops.soften_backward(flat(weight, 2), flat(score_grad, 2), blocks.shape[-1], known, dropout, 0)
             torch.bmm(weight.mT, mean_grad[heads], out=value_grad[heads])
-            score_grad *= scale_of(blocks)
+            score_grad *= _scale_of(blocks)
             torch.bmm(score_grad, key[heads], out=query_grad[heads])
             torch.bmm(score_grad.mT, query[heads], out=key_grad[heads])
         return None, *(x.view(*blocks.shape[:-2], *x.shape[1:]) for x in grads)
 
 
-def heads_together(blocks: HeadBlocks) -> list[slice]:
+def _heads_together(blocks: _HeadBlocks) -> list[slice]:
     """Heads that are computed together."""
     return list(spans(blocks.heads, max(1, TOGETHER // max(1, blocks.shape[-2] * blocks.shape[-1]))))
 
 
-def scale_of(blocks: HeadBlocks) -> float:
+def _scale_of(blocks: _HeadBlocks) -> float:
     """The scale of scores that are inner products."""
     assert isinstance(blocks.pairing, Products)
     return blocks.pairing.scale
 
 
-def short_scores(blocks: HeadBlocks, query: Tensor, key: Tensor, heads: slice) -> Tensor:
+def _short_scores(blocks: _HeadBlocks, query: Tensor, key: Tensor, heads: slice) -> Tensor:
     """Masked scores of some heads, `[heads, q, k]`."""
-    scores = torch.bmm(query[heads] * scale_of(blocks), key[heads].mT)
+    scores = torch.bmm(query[heads] * _scale_of(blocks), key[heads].mT)
     rows, columns = slice(0, blocks.shape[-2]), slice(0, blocks.shape[-1])
     for part in parts_of(blocks.mask):
         block = block_of(part, rows, columns, len(blocks.shape), scores.device)

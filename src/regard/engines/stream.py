@@ -40,7 +40,7 @@ from regard.weighing import softmax
 
 CACHE = 2**19
 """Numbers of one block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
-SHORT_HEAD = 2**14
+_SHORT_HEAD = 2**14
 """Largest number of scores of a head that is computed together with others; a larger one is a task of its own."""
 TOLERANCE = 0.01
 """Largest distance from 1 of the recomputed weights of a query, summed."""
@@ -103,7 +103,7 @@ def cache_block(job: Job) -> tuple[int, int]:
 def has_short_heads(job: Job) -> bool:
     """Whether heads are so small, and so many, that the fused loops take several of them at a time."""
     heads, size = math.prod(job.leading), job.queries * job.keys
-    return not is_squared_distance(job.score) and 0 < size <= SHORT_HEAD and heads > torch.get_num_threads()
+    return not is_squared_distance(job.score) and 0 < size <= _SHORT_HEAD and heads > torch.get_num_threads()
 
 
 def fusible(job: Job) -> bool:
@@ -121,13 +121,13 @@ def mask_gradient(job: Job) -> bool:
 def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
     """Attention by any score: blocks of all leading dimensions at once."""
     blocks = Blocks(job.score, job.mask, job.shape, job.dropout, seed, block)
-    biases = [part for part in parts_of(job.mask) if is_bias(part)]
-    parameters = parameters_of(blocks, job)
+    biases = [part for part in parts_of(job.mask) if _is_bias(part)]
+    parameters = _parameters_of(blocks, job)
     tensors = (*(x.expand(*job.leading, *x.shape[-2:]) for x in (job.query, job.key, job.value)), *biases, *parameters)
-    return Attended(*Recomputed.apply(blocks, len(biases), *tensors))  # type: ignore[no-untyped-call]
+    return Attended(*_Recomputed.apply(blocks, len(biases), *tensors))  # type: ignore[no-untyped-call]
 
 
-def is_bias(part: Mask) -> TypeGuard[Tensor]:
+def _is_bias(part: Mask) -> TypeGuard[Tensor]:
     """Whether a part of a mask is a tensor that is added to the scores."""
     return isinstance(part, Tensor) and part.dtype != torch.bool
 
@@ -153,7 +153,7 @@ class Blocks:
         """Masked scores of a block; `biases` are the blocks of those parts of the mask that are bias tensors."""
         bias = iter(biases)
         parts = [
-            next(bias) if is_bias(part) else block_of(part, rows, columns, len(self.shape), query.device)
+            next(bias) if _is_bias(part) else block_of(part, rows, columns, len(self.shape), query.device)
             for part in parts_of(self.mask)
         ]
         return masked(scores_of(self.score, query, key), parts)
@@ -171,7 +171,7 @@ class Blocks:
         return dropout_hash.kept(self.dropout, first, second, key) * dropout_hash.keep_scale(self.dropout)
 
 
-class RecomputedContext(Context):
+class _RecomputedContext(Context):
     """What `Recomputed.forward` saves beside tensors."""
 
     blocks: Blocks
@@ -181,15 +181,15 @@ class RecomputedContext(Context):
     autocast: Callable[[], contextlib.AbstractContextManager[object]]
 
 
-class Recomputed(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     """(mean, log_weight) from query, key, value, the mask's bias tensors, and the score's parameters."""
 
     @staticmethod
-    def forward(ctx: RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: _RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
-        ctx.random = random_states(query.device)
-        ctx.autocast = autocast_of(query.device.type)
+        ctx.random = _random_states(query.device)
+        ctx.autocast = _autocast_of(query.device.type)
         wide = torch.promote_types(query.dtype, torch.float32)  # float16 cannot hold a sum over many keys
         mean = query.new_zeros(*blocks.shape[:-1], value.shape[-1])
         largest = query.new_full(blocks.shape[:-1], -math.inf, dtype=wide)
@@ -214,14 +214,14 @@ class Recomputed(torch.autograd.Function):
             sums = sums.masked_fill(sums == 0, 1.0)
             mean[..., rows, :] = weighted / sums.unsqueeze(-1)
             largest[..., rows], total[..., rows] = peak, sums
-        ctx.blocks, ctx.bias_count, ctx.state = blocks, bias_count, state_of(blocks.score)
+        ctx.blocks, ctx.bias_count, ctx.state = blocks, bias_count, _state_of(blocks.score)
         ctx.save_for_backward(*tensors, mean, largest, total, *tensors_of(blocks.mask))
         return mean, (largest + total.log()).to(query.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: RecomputedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
-        blocks = replace(ctx.blocks, score=with_state(ctx.blocks.score, ctx.state))
+    def backward(ctx: _RecomputedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+        blocks = replace(ctx.blocks, score=_with_state(ctx.blocks.score, ctx.state))
         needed = ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors  # raises if a mask's tensor was changed since forward; may be read only once
         query, key, value, *rest = saved[: len(needed)]
@@ -232,7 +232,7 @@ class Recomputed(torch.autograd.Function):
         offset = (mean_grad * mean).sum(dim=-1, dtype=total.dtype) - log_weight_grad
         largest = largest.masked_fill(largest == -math.inf, math.inf)  # exp(s - inf) = 0
         sums, unused = torch.zeros_like(total), {id(x) for x in parameters if x.requires_grad}
-        with replayed(ctx.random), hooks_off(parameters):
+        with _replayed(ctx.random), _hooks_off(parameters):
             for rows, columns in itertools.product(blocks.rows(), blocks.columns()):
                 inputs = [query[..., rows, :], key[..., columns, :], *blocks.bias_blocks(biases, rows, columns)]
                 needs = [*needed[:2], *needed[3 : 3 + ctx.bias_count]]
@@ -251,7 +251,7 @@ class Recomputed(torch.autograd.Function):
                 targets += blocks.bias_blocks(rest_grads[: ctx.bias_count], rows, columns)
                 targets += rest_grads[ctx.bias_count :]
                 unused -= add_gradients(scores, score_grad, [*inputs, *parameters], targets)
-        check_unchanged(sums.masked_fill(largest == math.inf, 1.0), len(unused))
+        _check_unchanged(sums.masked_fill(largest == math.inf, 1.0), len(unused))
         return None, None, *(grad if need else None for grad, need in zip(grads, needed, strict=True))
 
 
@@ -268,7 +268,7 @@ def add_gradients(scores: Tensor, score_grad: Tensor, inputs: list[Tensor], targ
     return {id(x) for (x, _), grad in zip(wanted, grads, strict=True) if grad is not None}
 
 
-def parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
+def _parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
     """The leaf tensors with a gradient, other than the job's own, that the scores depend on.
 
     The score is called for one pair, and the graph of its result is walked. So a parameter is found
@@ -277,7 +277,7 @@ def parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
     if not torch.is_grad_enabled() or not job.pairs:
         return []
     one = slice(0, 1)
-    biases = [part for part in parts_of(blocks.mask) if is_bias(part)]
+    biases = [part for part in parts_of(blocks.mask) if _is_bias(part)]
     with torch.enable_grad():
         query, key = job.query.detach()[..., one, :], job.key.detach()[..., one, :]
         probe = blocks.scores(query, key, [x.detach() for x in blocks.bias_blocks(biases, one, one)], one, one)
@@ -297,21 +297,21 @@ def parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
     return list(leaves.values())
 
 
-def state_of(score: object) -> dict[str, Tensor]:
+def _state_of(score: object) -> dict[str, Tensor]:
     """The parameters and buffers of a score."""
     return dict([*score.named_parameters(), *score.named_buffers()]) if isinstance(score, nn.Module) else {}
 
 
-def with_state(score: Score, state: dict[str, Tensor]) -> Score:
+def _with_state(score: Score, state: dict[str, Tensor]) -> Score:
     """The score with its parameters of forward: `torch.func.functional_call` may have replaced them for that call."""
-    now = state_of(score)
+    now = _state_of(score)
     if not isinstance(score, nn.Module) or all(now.get(name) is tensor for name, tensor in state.items()):
         return score
     module = score
     return lambda query, key: torch.func.functional_call(module, state, (query, key))
 
 
-def check_unchanged(sums: Tensor, unused: int) -> None:
+def _check_unchanged(sums: Tensor, unused: int) -> None:
     """Raise if the recomputed weights of a query do not add up to 1, or depend on other parameters than in forward.
 
     sums     [..., q] of the weights of each query
@@ -329,7 +329,7 @@ def check_unchanged(sums: Tensor, unused: int) -> None:
     )
 
 
-def autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
+def _autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
     """The current autocast mode of a type of device, to be entered later."""
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext
@@ -337,7 +337,7 @@ def autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextMana
     return functools.partial(torch.autocast, device_type, dtype, enabled)
 
 
-def random_states(device: torch.device) -> dict[str, Tensor]:
+def _random_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the generators that a score may draw from."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -346,7 +346,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def replayed(states: dict[str, Tensor]) -> Iterator[None]:
+def _replayed(states: dict[str, Tensor]) -> Iterator[None]:
     """Draw the same random numbers again: blocks come in the same order, and a score draws the same for each."""
     with torch.random.fork_rng([name for name in states if name != "cpu"]):
         for name, state in states.items():
@@ -358,7 +358,7 @@ def replayed(states: dict[str, Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
+def _hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Keep hooks of parameters from running for each block: they run once, with the whole gradient.
 
     torch has no public way to switch them off.

@@ -17,13 +17,13 @@ def top_weights(job: Job, top: int) -> tuple[Tensor, Tensor]:
 
     A query that sees a NaN gets key -1 and weight NaN.
     """
-    best, index, log_weight = fused_scores(job, top) if fusible(job) else block_scores(job, top)
+    best, index, log_weight = _fused_scores(job, top) if fusible(job) else _block_scores(job, top)
     sick, blind = (log_weight.isnan().unsqueeze(-1), (log_weight == -math.inf).unsqueeze(-1))
     weight = (best - log_weight.unsqueeze(-1)).exp().masked_fill(blind, 0.0)
     return index.masked_fill(sick, -1), weight.masked_fill(sick, math.nan)
 
 
-def block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
+def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The largest scores, their keys, and the log weight of all keys, for any score on any device.
 
     The best so far are put beside each block, and the best of both kept.
@@ -45,7 +45,7 @@ def block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     return best, index.masked_fill(best == -math.inf, -1), log_weight
 
 
-def fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same for the scores that the CPU's fused loops know."""
     from regard.engines import fused
     from regard.engines import fused_loops as loops

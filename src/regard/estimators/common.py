@@ -55,7 +55,7 @@ OPTIMIZERS = {"muon": muon, "adamw": adamw}
 """Optimizers by the values of the setting."""
 
 
-class SeededEstimator(Protocol):
+class _SeededEstimator(Protocol):
     """An estimator with a seed, whose settings a resumed run must keep."""
 
     random_state: int | None
@@ -64,7 +64,7 @@ class SeededEstimator(Protocol):
 
 
 def run_checkpoint(
-    estimator: SeededEstimator, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
+    estimator: _SeededEstimator, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
 ) -> Checkpoint | None:
     """The checkpoint of a training. A resumed run must have the same settings, seed and data.
 

@@ -29,7 +29,7 @@ from regard.saving import to_json
 Class = TypeVar("Class")
 REQUIRED: Any = dataclasses.MISSING
 """The default of a setting that has none."""
-METADATA = "setting"
+_METADATA = "setting"
 
 
 class Bounds(TypedDict, total=False):
@@ -113,11 +113,11 @@ class Setting:
         """Raise ValueError where a value is not allowed. A type that is not simple is left to `check`."""
         if self.check is not None:
             self.check(self.name, value)
-        elif all(kind in SIMPLE for kind in self.kinds) and not self.allows(value):
+        elif all(kind in _SIMPLE for kind in self.kinds) and not self.allows(value):
             raise ValueError(f"{self.name} must be {self.requirement()}, got {value!r}")
 
 
-SIMPLE: tuple[object, ...] = (int, float, bool, str)
+_SIMPLE: tuple[object, ...] = (int, float, bool, str)
 """Types that `Setting.verify` knows."""
 
 
@@ -141,7 +141,7 @@ def setting(
     option     False: the command line does not offer it
     """
     declared = {"help": help, "bounds": bounds, "check": check, "parse": parse, "option": option}
-    return field(default=default, kw_only=kw_only, metadata={METADATA: declared})
+    return field(default=default, kw_only=kw_only, metadata={_METADATA: declared})
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting,))
@@ -165,7 +165,7 @@ def settings_of(cls: type) -> list[Setting]:
 def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting:
     """A field with the metadata that it, or the field that it overrides in a base class, was declared with."""
     above = (getattr(base, "__dataclass_fields__", {}).get(each.name) for base in cls.__mro__)
-    declared = next((found.metadata[METADATA] for found in above if found and METADATA in found.metadata), None)
+    declared = next((found.metadata[_METADATA] for found in above if found and _METADATA in found.metadata), None)
     if declared is None:
         raise TypeError(f"{cls.__name__}.{each.name} must be declared by setting(help, default=…)")
     kinds: list[object] = []
@@ -222,7 +222,7 @@ def settings_table(cls: type) -> str:
     """
     rows = ["| setting | default | what it is |", "|---|---|---|"]
     for each in settings_of(cls):
-        simple = each.check is None and all(kind in SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
+        simple = each.check is None and all(kind in _SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
         what = f"{each.help}: {each.requirement()}" if simple else each.help
         rows.append(f"| `{each.name}` | `{_shown(each.default)}` | {what.replace('|', chr(92) + '|')} |")
     return "\n".join(rows)
@@ -242,7 +242,7 @@ class _Example:
     speed: Literal["fast", "slow"] = setting("how fast", default="fast")
 
 
-SEEDS = 2**64
+_SEEDS = 2**64
 """The number of seeds: torch's generator takes no larger one."""
 
 
@@ -258,7 +258,7 @@ def seed_of(random_state: object) -> int:
 
 def _check_seed(name: str, value: object) -> None:
     """Raise ValueError unless a value is a seed or draws random numbers, as scikit-learn has it."""
-    if isinstance(value, numbers.Integral) and not 0 <= int(value) < SEEDS:
+    if isinstance(value, numbers.Integral) and not 0 <= int(value) < _SEEDS:
         raise ValueError(f"{name}, the seed, must be a whole number of at least 0 and below 2**64, got {value}")
     if not isinstance(value, np.random.Generator | numbers.Integral | None):
         check_random_state(value)

@@ -39,7 +39,7 @@ from regard.scores import scaled_dot
 
 Rows = Callable[[Tensor], Tensor]  # a map of rows [..., size]
 Add = Callable[[Tensor, Tensor], Tensor]
-Residual = Callable[[Tensor, Rows, Rows, Add], Tensor]  # (x, norm, branch, add) -> the sum
+_Residual = Callable[[Tensor, Rows, Rows, Add], Tensor]  # (x, norm, branch, add) -> the sum
 
 
 def pre_norm(x: Tensor, norm: Rows, branch: Rows, add: Add) -> Tensor:
@@ -89,7 +89,7 @@ class Block(nn.Module):
         *,
         cross: MultiHeadAttention | None = None,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
-        residual: Residual = pre_norm,
+        residual: _Residual = pre_norm,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Block(nn.Module):
         return weights["attention"][0]
 
 
-class Stack(nn.Module):
+class _Stack(nn.Module):
     """Blocks one after the other: the base of `Encoder` and `Decoder`."""
 
     blocks: nn.ModuleList
@@ -159,7 +159,7 @@ class Stack(nn.Module):
         return [next(records[names[attention]]) for attention in attentions]
 
 
-class Encoder(Stack):
+class Encoder(_Stack):
     """A stack of blocks in which every row attends to all rows that the mask allows.
 
     blocks   number of blocks
@@ -185,7 +185,7 @@ class Encoder(Stack):
         return self._watch_blocks(lambda: self(x, mask=mask), top)
 
 
-class Decoder(Stack):
+class Decoder(_Stack):
     """A stack of blocks in which every row attends to itself and earlier rows, and to a memory if blocks have `cross`.
 
     The arguments are those of `Encoder`. The output at t does not depend on what comes after t.
@@ -261,13 +261,13 @@ class Decoder(Stack):
         return self._watch_blocks(lambda: self(x, memory, mask=mask), top)
 
 
-TRANSPOSE_FROM = 4
+_TRANSPOSE_FROM = 4
 """Number of sequences from which the fast path uses transposed weights."""
 
 
-def fast_linear(linear: nn.Linear, rows: int) -> Rows:
+def _fast_linear(linear: nn.Linear, rows: int) -> Rows:
     """The linear map of `[rows, size]`."""
-    if rows < TRANSPOSE_FROM:
+    if rows < _TRANSPOSE_FROM:
         return partial(functional.linear, weight=linear.weight, bias=linear.bias)
     weight = linear.weight.t().contiguous()  # [in, out]
     if linear.bias is None:
@@ -275,14 +275,14 @@ def fast_linear(linear: nn.Linear, rows: int) -> Rows:
     return lambda x: torch.addmm(linear.bias, x, weight)
 
 
-def fast_norm(norm: nn.Module) -> Rows:
+def _fast_norm(norm: nn.Module) -> Rows:
     """The norm, without a module call if it is torch's `nn.LayerNorm`."""
     if type(norm) is not nn.LayerNorm:
         return norm
     return lambda x: torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-class FastBlock:
+class _FastBlock:
     """A `Block` for single rows `[rows, size]`."""
 
     def __init__(self, block: nn.Module, rows: int) -> None:
@@ -291,10 +291,10 @@ class FastBlock:
         assert isinstance(feed_forward, FeedForward)
         self.block, self.residual, self.positions = block, block.residual, attention.positions
         self.sizes = attention.heads, attention.kv_heads, attention.head_size
-        self.input, self.output = fast_linear(attention.input, rows), fast_linear(attention.output, rows)
-        first, second = fast_linear(feed_forward.input, rows), fast_linear(feed_forward.output, rows)
+        self.input, self.output = _fast_linear(attention.input, rows), _fast_linear(attention.output, rows)
+        first, second = _fast_linear(feed_forward.input, rows), _fast_linear(feed_forward.output, rows)
         self.feed_forward: Rows = lambda x: second(feed_forward.activation(first(x)))
-        self.norm, self.feed_forward_norm = fast_norm(block.attention_norm), fast_norm(block.feed_forward_norm)
+        self.norm, self.feed_forward_norm = _fast_norm(block.attention_norm), _fast_norm(block.feed_forward_norm)
 
     def __call__(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: BlockCache) -> Tensor:
         x = self.residual(x, self.norm, lambda x: self._attend(x, cache.own), torch.add)
@@ -325,7 +325,7 @@ class FastBlock:
         return self.output(mean.reshape(rows, -1))  # [rows, heads · d]
 
 
-def is_standard(block: nn.Module) -> bool:
+def _is_standard(block: nn.Module) -> bool:
     """Whether the fast path knows all parts of a block: what replaces one, such as an adapter, must be called."""
     if type(block) is not Block or type(block.attention) is not MultiHeadAttention:
         return False
@@ -344,7 +344,7 @@ class FastBlocks:
     """The blocks of a decoder, prepared for single rows; none if one of them is not standard."""
 
     def __init__(self, blocks: nn.ModuleList, rows: int) -> None:
-        self.blocks = [FastBlock(block, rows) for block in blocks] if all(map(is_standard, blocks)) else []
+        self.blocks = [_FastBlock(block, rows) for block in blocks] if all(map(_is_standard, blocks)) else []
         parts = [part for block in blocks for part in block.modules()]
         self.hooks, self.attributes = hooks_of(parts), [vars(part) for part in parts]
 

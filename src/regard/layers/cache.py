@@ -4,7 +4,7 @@ The memory for them is allocated once, `[batch, 2, heads, max_length, size]`. Ea
 earlier ones and gets views of all so far; only the new rows are copied. Outputs equal those of one full pass.
 
 In a beam search, hypotheses change rows within their sentence at every step. What was computed from the sentence is the
-same for all of them: it is copied only when rows are repeated or removed (`update_origin`).
+same for all of them: it is copied only when rows are repeated or removed (`_update_origin`).
 
 A cache belongs to one run of calls: `Decoder.cache(max_length)` makes it, and the caller passes it to each call. No
 layer stores it.
@@ -96,7 +96,7 @@ class KeyValues:
         self.store.narrow(3, 0, self.length).copy_(chosen)
 
 
-def update_origin(origin: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
+def _update_origin(origin: Tensor | None, rows: Tensor) -> tuple[Tensor, bool]:
     """The new origin `[rows]` after a selection of rows, and whether it differs from the old one.
 
     origin[i] is the first row that row i is a copy of; None before the first selection.
@@ -115,11 +115,11 @@ class FixedTensors:
     """
 
     def __init__(self, *tensors: Tensor, origin: Tensor | None = None) -> None:
-        self.tensors, self.origin = tensors, origin  # the origin is [rows], see `update_origin`
+        self.tensors, self.origin = tensors, origin  # the origin is [rows], see `_update_origin`
 
     def select(self, rows: Tensor) -> "FixedTensors":
         """The tensors of these rows."""
-        origin, changed = update_origin(self.origin, rows)
+        origin, changed = _update_origin(self.origin, rows)
         if not changed:
             return self
         return FixedTensors(*(tensor.index_select(0, rows) for tensor in self.tensors), origin=origin)
@@ -152,7 +152,7 @@ class Cache:
     def __init__(self, blocks: int, max_length: int) -> None:
         self.max_length = positive("max_length", max_length)
         self.blocks = [BlockCache(KeyValues(max_length), KeyValues()) for _ in range(positive("blocks", blocks))]
-        self.origin: Tensor | None = None  # [sequences], see `update_origin`
+        self.origin: Tensor | None = None  # [sequences], see `_update_origin`
         self.fast_blocks: object = None  # the blocks prepared for single rows, see `regard.layers.blocks`
 
     @property
@@ -173,7 +173,7 @@ class Cache:
         """Reorder the sequences: sequence i becomes the former `rows[i]`; rows may be repeated or left out."""
         if not self.length:
             return  # nothing is cached yet
-        self.origin, changed = update_origin(self.origin, rows)
+        self.origin, changed = _update_origin(self.origin, rows)
         for own, memory in self.blocks:
             own.select(rows)
             if changed:

@@ -51,17 +51,17 @@ class GatedActivation:
 swiglu = GatedActivation(functional.silu)
 """silu(a) ∘ b: the activation of Llama's feed-forward."""
 
-DETERMINISTIC = (functional.gelu, functional.relu, functional.silu, torch.relu, torch.tanh, torch.sigmoid, gelu_tanh)
-DETERMINISTIC_MODULES = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
+_DETERMINISTIC = (functional.gelu, functional.relu, functional.silu, torch.relu, torch.tanh, torch.sigmoid, gelu_tanh)
+_DETERMINISTIC_MODULES = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 
 
-def is_recomputable(activation: Activation) -> bool:
+def _is_recomputable(activation: Activation) -> bool:
     """Whether an activation has no parameters and no random numbers, so that backward may compute it again."""
     if isinstance(activation, GatedActivation):
-        return is_recomputable(activation.activation)
+        return _is_recomputable(activation.activation)
     if getattr(activation, "inplace", False):
         return False  # it overwrites the input that backward needs
-    return activation in DETERMINISTIC or type(activation) in DETERMINISTIC_MODULES
+    return activation in _DETERMINISTIC or type(activation) in _DETERMINISTIC_MODULES
 
 
 class FeedForward(nn.Module):
@@ -90,7 +90,7 @@ class FeedForward(nn.Module):
         self.input = nn.Linear(size, hidden * getattr(activation, "parts", 1), bias=bias)
         self.activation = activation
         self.output = nn.Linear(hidden, size, bias=bias)
-        self.recompute = is_recomputable(activation)
+        self.recompute = _is_recomputable(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         check_rows("x", x, self.size)

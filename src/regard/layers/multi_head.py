@@ -52,7 +52,7 @@ class MultiHeadAttention(nn.Module):
     (torch.Size([2, 7, 32]), torch.Size([2, 4, 7, 3]))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         size: int,
         heads: int,
@@ -213,7 +213,7 @@ class MultiHeadAttention(nn.Module):
                 bias=module.in_proj_bias is not None,
             ).to(module.out_proj.weight)
         with torch.no_grad():
-            for ours, theirs, rows in parameter_pairs(layer, module):
+            for ours, theirs, rows in _parameter_pairs(layer, module):
                 ours.copy_(theirs[rows])
                 ours.requires_grad_(theirs.requires_grad)
         return layer.train(module.training)
@@ -242,14 +242,14 @@ class MultiHeadAttention(nn.Module):
                 batch_first=batch_first,
             ).to(self.output.weight)
         module.requires_grad_(False)
-        for ours, theirs, rows in parameter_pairs(self, module):
+        for ours, theirs, rows in _parameter_pairs(self, module):
             with torch.no_grad():
                 theirs[rows].copy_(ours)
             theirs.requires_grad_(theirs.requires_grad or ours.requires_grad)
         return module.train(self.training)
 
 
-def parameter_pairs(layer: MultiHeadAttention, module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor, slice]]:
+def _parameter_pairs(layer: MultiHeadAttention, module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor, slice]]:
     """Our parameters, the corresponding one of torch's, and which rows of it: its one bias may be three of ours."""
     whole, size = slice(None), layer.size
     if layer.packed:

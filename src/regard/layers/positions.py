@@ -26,8 +26,8 @@ from regard.checks import check_rows, positive
 from regard.masks import Mask, both
 from regard.torch_modes import compiling, transforming
 
-Scaling = Callable[[Tensor], Tensor]
-Table = Callable[..., tuple[Tensor, Tensor]]
+_Scaling = Callable[[Tensor], Tensor]
+_Table = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Positions(Protocol):
@@ -67,7 +67,7 @@ class Sinusoidal(nn.Module):
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         check_rows("x", x, self.size)
         end = start + x.shape[-2]
-        sine, cosine = angle_table(table_length(end), self.size + self.size % 2, self.base, None, x.dtype, x.device)
+        sine, cosine = _angle_table(_table_length(end), self.size + self.size % 2, self.base, None, x.dtype, x.device)
         table = torch.stack((sine[start:end], cosine[start:end]), dim=-1).flatten(-2)  # [length, size], interleaved
         return x + table[:, : self.size]  # an odd size has no last cosine
 
@@ -152,7 +152,7 @@ class Rotary(nn.Module):
     """
 
     def __init__(
-        self, size: int, *, base: float = 10000.0, interleaved: bool = False, scaling: Scaling | None = None
+        self, size: int, *, base: float = 10000.0, interleaved: bool = False, scaling: _Scaling | None = None
     ) -> None:
         super().__init__()
         size = positive("size", size)
@@ -167,7 +167,7 @@ class Rotary(nn.Module):
         check_rows("queries and keys", x, self.size)
         end = start + x.shape[-2]
         form = self.size, self.base, self.scaling, self.interleaved
-        sine, cosine = rotation_table(table_length(end), *form, x.dtype, x.device)
+        sine, cosine = _rotation_table(_table_length(end), *form, x.dtype, x.device)
         # (a, b) -> (a cos - b sin, b cos + a sin): each number needs its partner in the pair.
         partner = (
             x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)  # [..., length, size / 2, 2], swapped within pairs
@@ -224,12 +224,12 @@ class Alibi(nn.Module):
         return f"{len(self.slopes)}"
 
 
-def table_length(length: int) -> int:
+def _table_length(length: int) -> int:
     """The next power of two: sequences of similar lengths share one table."""
     return 1 << max(6, (length - 1).bit_length())
 
 
-def cache_tables(make: Table) -> Table:
+def _cache_tables(make: _Table) -> _Table:
     """Cache the last tables, except under compilation and transforms, whose tensors are stand-ins for others."""
     make = torch.inference_mode(False)(make)
     cached = functools.lru_cache(maxsize=32)(make)
@@ -242,9 +242,9 @@ def cache_tables(make: Table) -> Table:
     return table
 
 
-@cache_tables
-def angle_table(
-    length: int, size: int, base: float, scaling: Scaling | None, dtype: torch.dtype, device: torch.device
+@_cache_tables
+def _angle_table(
+    length: int, size: int, base: float, scaling: _Scaling | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Sine and cosine of t / base^(2i / size), `[length, size / 2]` each. Angles are float64: t may be large."""
     frequency = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
@@ -253,12 +253,12 @@ def angle_table(
     return angle.sin().to(device, dtype), angle.cos().to(device, dtype)
 
 
-@cache_tables
-def rotation_table(
-    length: int, size: int, base: float, scaling: Scaling | None, interleaved: bool, *like: torch.dtype | torch.device
+@_cache_tables
+def _rotation_table(
+    length: int, size: int, base: float, scaling: _Scaling | None, interleaved: bool, *like: torch.dtype | torch.device
 ) -> tuple[Tensor, Tensor]:
     """The factors of each number's partner (±sine) and of the number itself (cosine), `[length, size]` each."""
-    sine, cosine = angle_table(length, size, base, scaling, *like)
+    sine, cosine = _angle_table(length, size, base, scaling, *like)
     pairs = torch.stack((-sine, sine), dim=-1), torch.stack((cosine, cosine), dim=-1)  # [length, size / 2, 2]
     # [length, size]: the two of a pair side by side, or the first of all pairs and then the second of all
     return tuple((x if interleaved else x.mT).flatten(-2) for x in pairs)  # type: ignore[return-value]

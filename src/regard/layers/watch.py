@@ -24,9 +24,9 @@ from regard.layers.attention import Attend
 from regard.masks import Mask, both
 
 Weights = dict[str, list[Tensor | Look]]
-Forward = Callable[..., object]
-Wrapper = Callable[..., object]  # (forward, *args, **kwargs): calls forward, and returns its result
-ATTEND = inspect.signature(Attend.forward)
+_Forward = Callable[..., object]
+_Wrapper = Callable[..., object]  # (forward, *args, **kwargs): calls forward, and returns its result
+_ATTEND = inspect.signature(Attend.forward)
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
         raise ValueError(f"layers must be among {', '.join(map(repr, names))}, got {', '.join(map(repr, unknown))}")
     weights: Weights = {name: [] for name in (names if layers is None else layers)}
     with contextlib.ExitStack() as stack:
-        recorders = [Recorder(modules[name], records, top) for name, records in weights.items()]
+        recorders = [_Recorder(modules[name], records, top) for name, records in weights.items()]
         for recorder in recorders:
             recorder.record_layer(stack)
         for module in modules.values():
@@ -75,11 +75,11 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
                 for recorder in recorders:
                     if recorder.layer is module.self_attn:
                         wrapper = functools.partial(recorder.call_encoder_layer, module)
-                        stack.enter_context(ENCODER_LAYER.wrap(module, wrapper))
+                        stack.enter_context(_ENCODER_LAYER.wrap(module, wrapper))
         yield weights
 
 
-class Recorder:
+class _Recorder:
     """Records the weights of one attention layer whenever it runs."""
 
     def __init__(self, layer: nn.Module, records: list[Tensor | Look], top: int | None) -> None:
@@ -88,8 +88,8 @@ class Recorder:
     def record_layer(self, stack: contextlib.ExitStack) -> None:
         """Record all calls until the stack is closed."""
         if isinstance(self.layer, nn.MultiheadAttention):
-            stack.enter_context(MULTI_HEAD.wrap(self.layer, functools.partial(self.call_torch_heads, self.layer)))
-            stack.enter_context(wrap_forward(self.layer, self.call_and_warn))
+            stack.enter_context(_MULTI_HEAD.wrap(self.layer, functools.partial(self.call_torch_heads, self.layer)))
+            stack.enter_context(_wrap_forward(self.layer, self.call_and_warn))
             return
         attend = self.layer.attend
         assert isinstance(attend, Attend)
@@ -97,7 +97,7 @@ class Recorder:
         def hook(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if called is not attend:
                 return  # a deep copy of the model, made while it is watched, has the hook too
-            given = ATTEND.bind(attend, *args, **kwargs).arguments
+            given = _ATTEND.bind(attend, *args, **kwargs).arguments
             with torch.no_grad():
                 self.records.append(attend.look(given["query"], given["key"], given.get("mask"), top=self.top))
 
@@ -105,24 +105,24 @@ class Recorder:
         stack.callback(handle.remove)
 
     def call_torch_heads(
-        self, module: nn.MultiheadAttention, forward: Forward, *args: object, **kwargs: object
+        self, module: nn.MultiheadAttention, forward: _Forward, *args: object, **kwargs: object
     ) -> object:
         """Call torch's attention, and record its weights."""
         output = forward(*args, **kwargs)
-        given = MULTI_HEAD.arguments.bind(module, *args, **kwargs).arguments
+        given = _MULTI_HEAD.arguments.bind(module, *args, **kwargs).arguments
         masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
-        self.records.append(torch_look(module, given["query"], given["key"], **masks, top=self.top))
+        self.records.append(_torch_look(module, given["query"], given["key"], **masks, top=self.top))
         return output
 
     def call_encoder_layer(
-        self, module: nn.TransformerEncoderLayer, forward: Forward, *args: object, **kwargs: object
+        self, module: nn.TransformerEncoderLayer, forward: _Forward, *args: object, **kwargs: object
     ) -> object:
         """Call torch's encoder layer, and record the weights of its attention if that was not called itself."""
         before = len(self.records)
         output = forward(*args, **kwargs)
         if len(self.records) > before:
             return output
-        given = ENCODER_LAYER.arguments.bind(module, *args, **kwargs).arguments
+        given = _ENCODER_LAYER.arguments.bind(module, *args, **kwargs).arguments
         x, padding, mask = given["src"], given.get("src_key_padding_mask"), given.get("src_mask")
         with torch.no_grad():
             if x.is_nested:
@@ -130,11 +130,11 @@ class Recorder:
                 x = x.to_padded_tensor(0.0)
                 padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)  # [batch, length]
             x = module.norm1(x) if module.norm_first else x
-            weight = torch_look(module.self_attn, x, x, key_padding_mask=padding, attn_mask=mask, top=self.top)
+            weight = _torch_look(module.self_attn, x, x, key_padding_mask=padding, attn_mask=mask, top=self.top)
         self.records.append(weight)
         return output
 
-    def call_and_warn(self, forward: Forward, *args: object, **kwargs: object) -> object:
+    def call_and_warn(self, forward: _Forward, *args: object, **kwargs: object) -> object:
         """Call a layer of torch, and warn if that recorded nothing."""
         before = len(self.records)
         output = forward(*args, **kwargs)
@@ -147,12 +147,12 @@ class Recorder:
         return output
 
 
-class WrappedForward:
+class _WrappedForward:
     """A module's `forward` with wrappers around it, the last one outermost; they may be removed in any order."""
 
-    def __init__(self, forward: Forward, own: Forward | None) -> None:
+    def __init__(self, forward: _Forward, own: _Forward | None) -> None:
         self.forward, self.own = forward, own
-        self.wrappers: list[Wrapper] = []
+        self.wrappers: list[_Wrapper] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         forward = self.forward
@@ -162,10 +162,10 @@ class WrappedForward:
 
 
 @contextlib.contextmanager
-def wrap_forward(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
+def _wrap_forward(module: nn.Module, wrapper: _Wrapper) -> Iterator[None]:
     """Call `wrapper(forward, *args, **kwargs)` instead of a module's `forward`."""
     own = module.__dict__.get("forward")
-    wrapped = own if isinstance(own, WrappedForward) else WrappedForward(module.forward, own)
+    wrapped = own if isinstance(own, _WrappedForward) else _WrappedForward(module.forward, own)
     wrapped.wrappers.append(wrapper)
     module.forward = wrapped
     try:
@@ -179,22 +179,22 @@ def wrap_forward(module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
                 module.forward = wrapped.own
 
 
-class TorchClass:
+class _TorchClass:
     """A class of torch whose `forward` can be wrapped for single modules, also below a subclass that overrides it."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self.kind, self.forward = kind, kind.forward
         self.arguments = inspect.signature(kind.forward)
         self.lock = threading.Lock()
-        self.wrappers: list[tuple[nn.Module, Wrapper]] = []
+        self.wrappers: list[tuple[nn.Module, _Wrapper]] = []
 
     @contextlib.contextmanager
-    def wrap_class(self, module: nn.Module, wrapper: Wrapper) -> Iterator[None]:
+    def wrap_class(self, module: nn.Module, wrapper: _Wrapper) -> Iterator[None]:
         """Wrap the class's own `forward` in the calls for this module."""
         entry = module, wrapper
 
         def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
-            call: Forward = functools.partial(self.forward, module)
+            call: _Forward = functools.partial(self.forward, module)
             for wrapped, wrapper in self.wrappers:
                 if wrapped is module:
                     call = functools.partial(wrapper, call)
@@ -212,23 +212,23 @@ class TorchClass:
                 if not self.wrappers:
                     self.kind.forward = self.forward
 
-    def wrap(self, module: nn.Module, wrapper: Wrapper) -> contextlib.AbstractContextManager[None]:
+    def wrap(self, module: nn.Module, wrapper: _Wrapper) -> contextlib.AbstractContextManager[None]:
         """Wrap the class's `forward` for this module, even if the module's class overrides it and calls it."""
         if type(module).forward is self.kind.forward:
-            return wrap_forward(module, wrapper)
+            return _wrap_forward(module, wrapper)
 
-        def outer(forward: Forward, *args: object, **kwargs: object) -> object:
+        def outer(forward: _Forward, *args: object, **kwargs: object) -> object:
             with self.wrap_class(module, wrapper):
                 return forward(*args, **kwargs)
 
-        return wrap_forward(module, outer)
+        return _wrap_forward(module, outer)
 
 
-MULTI_HEAD, ENCODER_LAYER = TorchClass(nn.MultiheadAttention), TorchClass(nn.TransformerEncoderLayer)
+_MULTI_HEAD, _ENCODER_LAYER = _TorchClass(nn.MultiheadAttention), _TorchClass(nn.TransformerEncoderLayer)
 
 
 @torch.no_grad()
-def torch_look(
+def _torch_look(
     module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -246,15 +246,15 @@ def torch_look(
         query, key = query.unsqueeze(0), key.unsqueeze(0)
     elif not module.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)  # [batch, length, size]
-    query, key, added = project_heads(module, query, key)
+    query, key, added = _project_heads(module, query, key)
     mask: Mask | None = None
     if attn_mask is not None:
         shape = len(query), module.num_heads, *attn_mask.shape[-2:]
         table = attn_mask.view(shape) if attn_mask.ndim == 3 else attn_mask  # [batch, heads, q, k] or [q, k]
-        mask = as_our_mask(table, added, query.dtype)
+        mask = _as_our_mask(table, added, query.dtype)
     if key_padding_mask is not None:
         table = key_padding_mask if batched else key_padding_mask.unsqueeze(0)
-        padding = as_our_mask(table[:, None, None], added, query.dtype)  # [batch, 1, 1, k]
+        padding = _as_our_mask(table[:, None, None], added, query.dtype)  # [batch, 1, 1, k]
         mask = padding if mask is None else both(mask, padding)
     if top is None:
         weight = look(query, key, mask=mask)
@@ -263,7 +263,7 @@ def torch_look(
     return largest if batched else Look(*(x[0] for x in largest))
 
 
-def project_heads(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, int]:
+def _project_heads(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, int]:
     """Queries and keys of torch's layer, `[batch, heads, length, d]`, and the number of keys that it adds itself."""
     if module.in_proj_weight is not None:
         query_weight, key_weight, _ = module.in_proj_weight.chunk(3)
@@ -281,7 +281,7 @@ def project_heads(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> 
     return query, key, len(added)
 
 
-def as_our_mask(table: Tensor, added: int, dtype: torch.dtype) -> Tensor:
+def _as_our_mask(table: Tensor, added: int, dtype: torch.dtype) -> Tensor:
     """torch's boolean mask (True = may not attend) inverted, or its bias as it is; the added keys are visible."""
     if table.dtype == torch.bool:
         return functional.pad(~table, (0, added), value=True)

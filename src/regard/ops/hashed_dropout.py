@@ -32,7 +32,7 @@ def add_dropped(x: Tensor, branch: Tensor, share: float) -> Tensor:
         return x + branch
     if not fusible(branch) or x.dtype != branch.dtype:
         return x + functional.dropout(branch, share)
-    return AddDropped.apply(x, branch, share, dropout.draw_seed())  # type: ignore[no-any-return, no-untyped-call]
+    return _AddDropped.apply(x, branch, share, dropout.draw_seed())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dropped(x: Tensor, share: float) -> Tensor:
@@ -41,7 +41,7 @@ def dropped(x: Tensor, share: float) -> Tensor:
         return x
     if not fusible(x):
         return functional.dropout(x, share)
-    return Dropped.apply(x, share, dropout.draw_seed())  # type: ignore[no-any-return, no-untyped-call]
+    return _Dropped.apply(x, share, dropout.draw_seed())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def fusible(x: Tensor) -> bool:
@@ -50,35 +50,35 @@ def fusible(x: Tensor) -> bool:
     return usual and not compiling() and not transforming()
 
 
-class AddDropped(torch.autograd.Function):
+class _AddDropped(torch.autograd.Function):
     """x + kept branch. Nothing is saved but the seed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, share: float, seed: int) -> Tensor:
         ctx.share, ctx.seed = share, seed
-        return sift(branch, share, seed, x)
+        return _sift(branch, share, seed, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return slope, sift(slope, ctx.share, ctx.seed), None, None
+        return slope, _sift(slope, ctx.share, ctx.seed), None, None
 
 
-class Dropped(torch.autograd.Function):
+class _Dropped(torch.autograd.Function):
     """Kept x. Nothing is saved but the seed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float, seed: int) -> Tensor:
         ctx.share, ctx.seed = share, seed
-        return sift(x, share, seed)
+        return _sift(x, share, seed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return sift(slope, ctx.share, ctx.seed), None, None
+        return _sift(slope, ctx.share, ctx.seed), None, None
 
 
-def sift(branch: Tensor, share: float, seed: int, x: Tensor | None = None) -> Tensor:
+def _sift(branch: Tensor, share: float, seed: int, x: Tensor | None = None) -> Tensor:
     """What is kept of the branch, scaled up, plus x where there is one."""
     from regard.ops import hashed_dropout_loops as residual_loops
 

@@ -9,7 +9,7 @@ from regard.compiled.math import EXACT, hash_word, mix_word
 
 
 @compiled(nogil=True, fastmath=EXACT)
-def sift(base: Any, branch: Any, out: Any, adds: Any, start: Any, low: Any, high: Any, drop: Any, scale: Any) -> None:
+def sift(base: Any, branch: Any, out: Any, adds: Any, start: Any, low: Any, high: Any, drop: Any, scale: Any) -> None:  # noqa: PLR0913
     """out = base (where it adds) + kept branch · scale, for rows of which the first has the number `start`.
 
     low, high     the seed's two words, as `dropout.row_keys` takes them with a lead of 0

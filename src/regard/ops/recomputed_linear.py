@@ -28,7 +28,7 @@ def activated_linear(h: Tensor, weight: Tensor, bias: Tensor | None, activation:
     small = not torch.is_grad_enabled() or h.numel() <= CACHE
     if small or torch.is_autocast_enabled(h.device.type) or transforming():
         return functional.linear(activation(h), weight, bias)
-    return ActivatedLinear.apply(h, weight, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
+    return _ActivatedLinear.apply(h, weight, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def portions(h: Tensor) -> list[slice]:
@@ -36,7 +36,7 @@ def portions(h: Tensor) -> list[slice]:
     return list(spans(len(h), max(1, CACHE // max(1, h.shape[-1]))))
 
 
-class ActivatedLinear(torch.autograd.Function):
+class _ActivatedLinear(torch.autograd.Function):
     """W · activation(h) + b."""
 
     @staticmethod

@@ -19,7 +19,7 @@ from regard.compiled.math import EXACT, SUM, Floats, exponential, sigmoid, tanh
 
 
 @njit(fastmath=SUM, error_model="numpy")
-def score_keys(query: Floats, keys: Floats, weight: Floats, scores: Floats) -> None:
+def _score_keys(query: Floats, keys: Floats, weight: Floats, scores: Floats) -> None:
     """The scores of some keys [n, h] for one query [h or more]."""
     size = weight.shape[0]
     query = query[:size]
@@ -34,7 +34,7 @@ def score_keys(query: Floats, keys: Floats, weight: Floats, scores: Floats) -> N
 def additive_scores(query: Floats, key: Floats, weight: Floats, index: NDArray[np.int64], out: Floats) -> None:
     """out [rows, n] = weightᵀ tanh(query + key); row r has the keys key[index[r]]."""
     for row in range(query.shape[0]):
-        score_keys(query[row], key[index[row]], weight, out[row])
+        _score_keys(query[row], key[index[row]], weight, out[row])
 
 
 @compiled(nogil=True, fastmath=SUM, error_model="numpy")
@@ -55,7 +55,7 @@ def additive_forward(
     for row in range(key.shape[0]):
         count, total_mean = counts[row], mean[row]
         weights = attention[row, :count]
-        score_keys(query[row], key[row], weight, weights)
+        _score_keys(query[row], key[row], weight, weights)
         highest, total = weights.dtype.type(-np.inf), weights.dtype.type(0)
         for i in range(count):
             highest = max(highest, weights[i])
@@ -81,7 +81,7 @@ def additive_forward(
 
 
 @compiled(nogil=True, fastmath=SUM, error_model="numpy")
-def additive_backward(
+def additive_backward(  # noqa: PLR0913
     query: Floats,
     key: Floats,
     weight: Floats,

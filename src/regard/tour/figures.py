@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = NDArray[Any]
-WIDTH = 5.2
+_WIDTH = 5.2
 """Inches."""
 
 
@@ -30,7 +30,7 @@ def tall_figure(height: float) -> "Figure":
     """A figure whose axes are below each other."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
 def draw_bags(bags: Sequence[tuple[Array, Array]]) -> "Figure":

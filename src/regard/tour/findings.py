@@ -67,7 +67,7 @@ def command(*words: str | Path) -> str:
 
 
 Finding = Row | Picture | Passage | Saved
-Findings = Callable[[Path, int, bool], Iterator[Finding]]  # (folder, seed, quick)
+_Findings = Callable[[Path, int, bool], Iterator[Finding]]  # (folder, seed, quick)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Station:
     name: str
     title: str
     text: str
-    visit: Findings
+    visit: _Findings
     findings: int
     chapter: int
     threads: int | None = 1

@@ -11,8 +11,8 @@ from pathlib import Path
 from regard.files import write_text
 from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Visit
 
-PAGE, TITLE = "index.html", "<title>The tour of Regard</title>"
-STYLE = """
+PAGE, _TITLE = "index.html", "<title>The tour of Regard</title>"
+_STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6875; --paper: #ffffff; --wash: #f3f6f9; --line: #d5dde5;
   --link: #0072b2; --alarm: #b34000; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6ebf0; --soft: #a3afbb; --paper: #14191f; --wash: #1d242c;
@@ -48,19 +48,19 @@ summary { cursor: pointer; }
 }
 """
 COLUMNS = ("Station", "Data", "Model", "Score", "Baseline", "Seconds")
-COMMANDS = (
+_COMMANDS = (
     "In the folder where the tour was started, with its environment active (after <code>make demo</code>:"
     " <code>source .venv/bin/activate</code>):"
 )
-BEHIND = "Not better than the baseline here: {}. The captions of the pictures describe what longer training gives."
-CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_BEHIND = "Not better than the baseline here: {}. The captions of the pictures describe what longer training gives."
+_CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The browser may load nothing that is not in the page."""
 
 
 def check_page(out: Path) -> None:
     """Raise rather than overwrite a page that the tour did not write."""
     path = out / PAGE
-    if path.exists() and TITLE not in path.read_text(encoding="utf-8", errors="replace"):
+    if path.exists() and _TITLE not in path.read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{path} was not written by the tour and would be overwritten: choose another folder")
 
 
@@ -86,10 +86,10 @@ def _page(out: Path, done: Sequence[Visit], left: int, quick: bool, stopped: boo
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{_CONTENT_POLICY}">
 <link rel="icon" href="data:,">
-{TITLE}
-<style>{STYLE}</style>
+{_TITLE}
+<style>{_STYLE}</style>
 </head>
 <body>
 <header>
@@ -148,9 +148,9 @@ def _section(out: Path, visit: Visit) -> str:
     shown = "".join(_block(out, station.name, found) for found in visit.findings if not isinstance(found, Saved))
     saved = [found for found in visit.findings if isinstance(found, Saved)]
     commands = "\n".join(command for found in saved for command in found.commands)
-    tried = f"<h3>Try it yourself</h3>\n<p>{COMMANDS}</p>\n<pre>{html.escape(commands)}</pre>\n" if saved else ""
+    tried = f"<h3>Try it yourself</h3>\n<p>{_COMMANDS}</p>\n<pre>{html.escape(commands)}</pre>\n" if saved else ""
     short = [row.model for row, _ in visit.rows if not row.better]
-    behind = f'<p class="soft">{BEHIND.format(html.escape(", ".join(short)))}</p>\n' if short else ""
+    behind = f'<p class="soft">{_BEHIND.format(html.escape(", ".join(short)))}</p>\n' if short else ""
     failed = ""
     if visit.error:
         failed = (

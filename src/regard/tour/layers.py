@@ -25,22 +25,22 @@ from regard.tour.figures import draw_cells, draw_maps
 from regard.tour.findings import Finding, Picture, Row, Station
 from regard.training import Monitor, Recipe, train
 
-SENTENCE, SWAPPED = ["the", "dog", "bit", "the", "man"], ["the", "man", "bit", "the", "dog"]
-SIZE, LENGTH, LETTERS, HEADS = 32, 10, "abcdefgh", 2
-CHANNELS, LEARNED = 16, 1200
+_SENTENCE, _SWAPPED = ["the", "dog", "bit", "the", "man"], ["the", "man", "bit", "the", "dog"]
+SIZE, _LENGTH, _LETTERS, HEADS = 32, 10, "abcdefgh", 2
+_CHANNELS, LEARNED = 16, 1200
 
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Words without training, a block that learns two rules, and digits."""
     yield from words()
-    yield from two_rules(quick)
+    yield from _two_rules(quick)
     yield from grids(seed, quick)
 
 
 def words() -> Iterator[Finding]:
     """A layer as it is made, and the same five words in two orders."""
-    vectors = {word: torch.randn(SIZE) for word in sorted(set(SENTENCE))}
-    first, then = (torch.stack([vectors[word] for word in some]) for some in (SENTENCE, SWAPPED))
+    vectors = {word: torch.randn(SIZE) for word in sorted(set(_SENTENCE))}
+    first, then = (torch.stack([vectors[word] for word in some]) for some in (_SENTENCE, _SWAPPED))
     order = [0, 4, 2, 3, 1]  # SWAPPED is SENTENCE in this order
     layer, places = SelfAttention(SIZE), Sinusoidal(SIZE)
     nn.init.normal_(layer.projection.weight, std=0.25)
@@ -51,10 +51,10 @@ def words() -> Iterator[Finding]:
         after = float((layer(other, mask=causal) - layer(first, mask=causal))[:-1].abs().max())
         without = float((layer(other) - layer(first))[:-1].abs().max())
         looks = [
-            ("dog bit man", layer.look(first), SENTENCE),
-            ("man bit dog: same rows", layer.look(then), SWAPPED),
-            ("… with positions", layer.look(places(then)), SWAPPED),
-            ("causal: no future", layer.look(first, mask=causal), SENTENCE),
+            ("dog bit man", layer.look(first), _SENTENCE),
+            ("man bit dog: same rows", layer.look(then), _SWAPPED),
+            ("… with positions", layer.look(places(then)), _SWAPPED),
+            ("causal: no future", layer.look(first, mask=causal), _SENTENCE),
         ]
     yield Row("two words swapped", "self-attention", "change", plain, "with positions", placed, lower=True)
     yield Row("another last word", "causal mask", "change before", after, "no mask", without, lower=True)
@@ -75,9 +75,9 @@ class Rules(nn.Module):
 
     def __init__(self, positions: nn.Module) -> None:
         super().__init__()
-        self.embed, self.positions = nn.Embedding(len(LETTERS), SIZE), positions
+        self.embed, self.positions = nn.Embedding(len(_LETTERS), SIZE), positions
         self.block = Block(MultiHeadAttention(SIZE, HEADS), FeedForward(SIZE))
-        self.read = nn.Linear(SIZE, 2 * len(LETTERS))
+        self.read = nn.Linear(SIZE, 2 * len(_LETTERS))
 
     def forward(self, letters: Tensor) -> Tensor:
         """Letters `[batch, length]` to logits `[batch, length, 2, letters]`."""
@@ -85,38 +85,38 @@ class Rules(nn.Module):
         return self.read(rows).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
 
 
-def answers(letters: Tensor) -> Tensor:
+def _answers(letters: Tensor) -> Tensor:
     """The letter before, the last one before the first; and the letter as far from the other end."""
     return torch.stack([letters.roll(1, dims=1), letters.flip(1)], dim=-1)
 
 
-def two_rules(quick: bool) -> Iterator[Finding]:
+def _two_rules(quick: bool) -> Iterator[Finding]:
     """What the heads of a trained block look at, where it is known what they should."""
-    test, scores, models = torch.randint(len(LETTERS), (500, LENGTH)), [], []
-    for positions in (LearnedPositions(LENGTH, SIZE), nn.Identity()):
+    test, scores, models = torch.randint(len(_LETTERS), (500, _LENGTH)), [], []
+    for positions in (LearnedPositions(_LENGTH, SIZE), nn.Identity()):
         if isinstance(positions, LearnedPositions):
             nn.init.normal_(positions.weight, std=0.5)
         model = Rules(positions)
         train(
             model,
-            lambda epoch: [torch.randint(len(LETTERS), (64, LENGTH)) for _ in range(100)],
-            lambda letters, model=model: loss_of(model(letters).flatten(0, 2), answers(letters).flatten()),  # type: ignore[misc]
+            lambda epoch: [torch.randint(len(_LETTERS), (64, _LENGTH)) for _ in range(100)],
+            lambda letters, model=model: _loss_of(model(letters).flatten(0, 2), _answers(letters).flatten()),  # type: ignore[misc]
             Recipe(torch.optim.Adam(model.parameters(), lr=5e-3), epochs=2 if quick else 5),
             monitor=Monitor("a block learns two rules"),
         )
         with torch.no_grad():
-            scores.append(float((model(test).argmax(dim=-1) == answers(test)).float().mean()))
+            scores.append(float((model(test).argmax(dim=-1) == _answers(test)).float().mean()))
         models.append(model)
     yield Row(
-        f"{LENGTH} letters, two rules", f"a block, {HEADS} heads", "accuracy", scores[0], "no positions", scores[1]
+        f"{_LENGTH} letters, two rules", f"a block, {HEADS} heads", "accuracy", scores[0], "no positions", scores[1]
     )
     with torch.no_grad(), watch(models[0]) as seen:
         models[0](test[:1])
     (found,) = seen.values()
-    shown = [LETTERS[letter] for letter in test[0].tolist()]
-    place = torch.arange(LENGTH)
-    place = place[(place - 1) % LENGTH != LENGTH - 1 - place]  # where the rules ask for two letters
-    on = [[float(weights[place, rule].mean()) for rule in (place - 1, LENGTH - 1 - place)] for weights in found[0][0]]
+    shown = [_LETTERS[letter] for letter in test[0].tolist()]
+    place = torch.arange(_LENGTH)
+    place = place[(place - 1) % _LENGTH != _LENGTH - 1 - place]  # where the rules ask for two letters
+    on = [[float(weights[place, rule].mean()) for rule in (place - 1, _LENGTH - 1 - place)] for weights in found[0][0]]
     said = "; ".join(f"head {number} {on[number][0]:.0%} and {on[number][1]:.0%}" for number in range(HEADS))
     maps = [(f"head {number}", weights.numpy(), shown) for number, weights in enumerate(found[0][0])]
     yield Picture(
@@ -130,22 +130,22 @@ def two_rules(quick: bool) -> Iterator[Finding]:
     )
 
 
-def loss_of(logits: Tensor, target: Tensor) -> Tensor:
+def _loss_of(logits: Tensor, target: Tensor) -> Tensor:
     """The mean -log p of the targets."""
     return nn.functional.cross_entropy(logits, target)
 
 
-def digit_network(attention: bool) -> nn.Sequential:
+def _digit_network(attention: bool) -> nn.Sequential:
     """A ConvNet whose cells see 3 × 3 pixels, and between its convolution and its pooling, attention or nothing."""
     return nn.Sequential(
-        nn.Conv2d(1, CHANNELS, 3, padding=1),
-        nn.BatchNorm2d(CHANNELS),
+        nn.Conv2d(1, _CHANNELS, 3, padding=1),
+        nn.BatchNorm2d(_CHANNELS),
         nn.ReLU(),
-        ConvSelfAttention(CHANNELS, heads=HEADS) if attention else nn.Identity(),
-        nn.BatchNorm2d(CHANNELS),
+        ConvSelfAttention(_CHANNELS, heads=HEADS) if attention else nn.Identity(),
+        nn.BatchNorm2d(_CHANNELS),
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
-        nn.Linear(CHANNELS, 10),
+        nn.Linear(_CHANNELS, 10),
     )
 
 
@@ -158,11 +158,11 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
     networks, scores = {}, {}
     for attention in (True, False):
         torch.manual_seed(seed)
-        network = networks[attention] = digit_network(attention)
+        network = networks[attention] = _digit_network(attention)
         train(
             network,
             lambda epoch: list(torch.split(torch.randperm(LEARNED), 64)),
-            lambda some, network=network: loss_of(network(x[some]), y[some]),  # type: ignore[misc]
+            lambda some, network=network: _loss_of(network(x[some]), y[some]),  # type: ignore[misc]
             Recipe(torch.optim.Adam(network.parameters(), lr=1e-2), epochs=4 if quick else 20),
             monitor=Monitor("a ConvNet learns digits"),
         )
@@ -172,7 +172,7 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
     yield Row("597 new digits", "ConvNet with attention", "accuracy", scores[True], "without", scores[False])
     yield Picture(
         "cells",
-        draw_looks(networks[True], x, y),
+        _draw_looks(networks[True], x, y),
         "A cell that sees 3 × 3 pixels asks the rest of the digit",
         "A frame marks the cell that looks, and dark blue where it looks most; the grey line is the"
         f" digit. One convolution sees 3 × 3 pixels and knows strokes, not digits: {scores[False]:.0%} right. With"
@@ -182,7 +182,7 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
     )
 
 
-def draw_looks(network: nn.Sequential, x: Tensor, y: Tensor) -> Any:
+def _draw_looks(network: nn.Sequential, x: Tensor, y: Tensor) -> Any:
     """What the three inkiest cells that stand apart look at, in a digit of three kinds; the mean of the heads."""
     images, looks = [], []
     for kind in (0, 4, 9):

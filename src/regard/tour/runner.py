@@ -16,7 +16,7 @@ from regard.progress import ProgressBar
 from regard.tour.findings import Picture, Station, Visit
 from regard.tour.html import check_page, write_page
 
-DPI = 200
+_DPI = 200
 
 
 def select_stations(stations: Sequence[Station], only: Sequence[str]) -> list[Station]:
@@ -60,7 +60,7 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
             folder.mkdir(parents=True, exist_ok=True)
             for finding in station.visit(folder, seed, quick):
                 if isinstance(finding, Picture):
-                    finding.figure.savefig(folder / f"{finding.name}.png", dpi=DPI, pil_kwargs={"optimize": True})
+                    finding.figure.savefig(folder / f"{finding.name}.png", dpi=_DPI, pil_kwargs={"optimize": True})
                 now = time.perf_counter()
                 visit.findings.append(finding)
                 visit.seconds.append(now - since)

@@ -24,7 +24,7 @@ from regard import saving
 
 Value = TypeVar("Value")
 
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Errors of file systems that do not support locks; a run there is not locked."""
 
 
@@ -68,11 +68,11 @@ def run_lock(checkpoint: Checkpoint | None) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise BlockingIOError(
-            f"{folder} is in use by another training (process {read_process(path)}): wait for it to end, or choose"
+            f"{folder} is in use by another training (process {_read_process(path)}): wait for it to end, or choose"
             " another folder"
         ) from None
     except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
+        if error.errno not in _WITHOUT_LOCKS:
             raise
     with contextlib.suppress(OSError):  # Windows lets nobody write to a locked file
         path.write_text(str(os.getpid()))
@@ -84,7 +84,7 @@ def run_lock(checkpoint: Checkpoint | None) -> Iterator[None]:
         lock.release()
 
 
-def read_process(path: Path) -> str:
+def _read_process(path: Path) -> str:
     """The number of the process that holds a lock."""
     try:
         return path.read_text().strip() or "unknown"
@@ -92,11 +92,11 @@ def read_process(path: Path) -> str:
         return "unknown"
 
 
-GROWING = ("epochs",)
+_GROWING = ("epochs",)
 """Settings that may be larger when a finished run is resumed."""
-NUMBERS = ("losses", "epoch_losses", "validations")
+_NUMBERS = ("losses", "epoch_losses", "validations")
 """Fields of a state with lists of numbers."""
-STATES = ("best", "recent")
+_STATES = ("best", "recent")
 """Fields of a state with tensors."""
 
 
@@ -117,13 +117,13 @@ class RunState:
 
     def to_json(self) -> dict[str, object]:
         """All but the tensors. Lists of numbers become text, because JSON has no NaN or inf."""
-        numbers = {name: list(map(repr, getattr(self, name))) for name in NUMBERS}
-        return {name: value for name, value in vars(self).items() if name not in STATES} | numbers
+        numbers = {name: list(map(repr, getattr(self, name))) for name in _NUMBERS}
+        return {name: value for name, value in vars(self).items() if name not in _STATES} | numbers
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "RunState":
         """The state that `to_json` was called on."""
-        numbers = {name: list(map(float, config[name])) for name in NUMBERS}
+        numbers = {name: list(map(float, config[name])) for name in _NUMBERS}
         state = cls(**{**config, **numbers})
         counts = (state.epoch, state.batches, state.steps, state.best_epoch)
         if not all(isinstance(count, int) and count >= 0 for count in counts) or state.best_epoch > state.epoch:
@@ -147,9 +147,9 @@ def write_checkpoint(
     arrays["random"] = torch.get_rng_state()
     config = {
         "checkpoint": at.to_json(),
-        "about": json_settings(checkpoint),
-        "optimizer": {"groups": to_plain(state["param_groups"]), "numbers": numbers},
-        "schedule": None if schedule is None else to_plain(schedule.state_dict()),
+        "about": _json_settings(checkpoint),
+        "optimizer": {"groups": _to_plain(state["param_groups"]), "numbers": numbers},
+        "schedule": None if schedule is None else _to_plain(schedule.state_dict()),
     }
     saving.write_folder(checkpoint.folder, config, {name: saving.to_array(tensor) for name, tensor in arrays.items()})
 
@@ -177,23 +177,23 @@ def read_checkpoint(
                 " --resume on the command line, or remove the folder"
             )
         return None
-    check_settings(folder, before, json_settings(checkpoint), GROWING if state.finished else ())
+    check_settings(folder, before, _json_settings(checkpoint), _GROWING if state.finished else ())
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     try:
-        model.load_state_dict(without_prefix("model.", tensors))
-        optimizer.load_state_dict(optimizer_state(config["optimizer"], without_prefix("optimizer.", tensors)))
+        model.load_state_dict(_without_prefix("model.", tensors))
+        optimizer.load_state_dict(_optimizer_state(config["optimizer"], _without_prefix("optimizer.", tensors)))
         if schedule is not None:
-            schedule.load_state_dict(from_plain(config["schedule"], schedule.state_dict()))
+            schedule.load_state_dict(_from_plain(config["schedule"], schedule.state_dict()))
         torch.set_rng_state(tensors["random"])
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is a checkpoint of another model or optimizer: {error}") from None
-    state.best = without_prefix("best.", tensors) or None
-    while recent := without_prefix(f"recent.{len(state.recent)}.", tensors):
+    state.best = _without_prefix("best.", tensors) or None
+    while recent := _without_prefix(f"recent.{len(state.recent)}.", tensors):
         state.recent.append(recent)
     return state
 
 
-def json_settings(checkpoint: Checkpoint) -> dict[str, object]:
+def _json_settings(checkpoint: Checkpoint) -> dict[str, object]:
     """The settings as they are read from JSON, to compare them."""
     settings = {name: saving.to_json(value) for name, value in checkpoint.settings.items()}
     plain: dict[str, object] = json.loads(json.dumps(settings))
@@ -212,41 +212,41 @@ def check_settings(folder: Path, before: dict[str, object], now: dict[str, objec
         )
 
 
-def optimizer_state(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _optimizer_state(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The state of an optimizer, as its `state_dict` gives it, from a file's."""
     state: dict[int, dict[str, object]] = {}
-    for key, value in {**tensors, **without_prefix("optimizer.", config["numbers"])}.items():
+    for key, value in {**tensors, **_without_prefix("optimizer.", config["numbers"])}.items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     return {"state": state, "param_groups": config["groups"]}
 
 
-def without_prefix(prefix: str, named: Mapping[str, Value]) -> dict[str, Value]:
+def _without_prefix(prefix: str, named: Mapping[str, Value]) -> dict[str, Value]:
     """The items whose names start with a prefix, by their names without it."""
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
-def to_plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """The numbers, lists and dictionaries of a state; functions are left out, because they are made anew."""
     if isinstance(value, dict):
-        return {name: to_plain(one) for name, one in value.items() if not callable(one)}
+        return {name: _to_plain(one) for name, one in value.items() if not callable(one)}
     if isinstance(value, list | tuple):
-        return [to_plain(one) for one in value if not callable(one)]
+        return [_to_plain(one) for one in value if not callable(one)]
     return value.item() if isinstance(value, Tensor) else value
 
 
-def from_plain(plain: Any, fresh: Any) -> Any:
+def _from_plain(plain: Any, fresh: Any) -> Any:
     """A state from JSON, with integer keys, tuples and counters where a fresh state has them.
 
     >>> from collections import Counter
-    >>> from_plain({"milestones": {"5": 1}, "rates": [0.1]}, {"milestones": Counter([5]), "rates": (0.2,)})
+    >>> _from_plain({"milestones": {"5": 1}, "rates": [0.1]}, {"milestones": Counter([5]), "rates": (0.2,)})
     {'milestones': Counter({5: 1}), 'rates': (0.1,)}
     """
     if isinstance(plain, dict) and isinstance(fresh, dict):
         key = int if fresh and all(type(name) is int for name in fresh) else str
-        restored = {key(name): from_plain(value, fresh.get(key(name))) for name, value in plain.items()}
+        restored = {key(name): _from_plain(value, fresh.get(key(name))) for name, value in plain.items()}
         return Counter(restored) if isinstance(fresh, Counter) else restored
     if isinstance(plain, list) and isinstance(fresh, list | tuple):
         by_index = dict(enumerate(fresh))
-        return type(fresh)(from_plain(one, by_index.get(index)) for index, one in enumerate(plain))
+        return type(fresh)(_from_plain(one, by_index.get(index)) for index, one in enumerate(plain))
     return plain

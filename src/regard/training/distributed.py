@@ -114,18 +114,18 @@ def every_nth_row(batch: Any, first: int, step: int) -> Any:
 
 def rows(batch: object) -> int:
     """The number of rows of the first tensor in a batch; 1 if it has none."""
-    first = next(tensors_in(batch), None)
+    first = next(_tensors_in(batch), None)
     return 1 if first is None or not first.ndim else len(first)
 
 
-def tensors_in(batch: object) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+def _tensors_in(batch: object) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     """The tensors and arrays in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(batch, Tensor | np.ndarray):
         yield batch
     elif isinstance(batch, Mapping):
-        yield from tensors_in(list(batch.values()))
+        yield from _tensors_in(list(batch.values()))
     elif is_dataclass(batch) and not isinstance(batch, type):
-        yield from tensors_in([getattr(batch, f.name) for f in fields(batch)])
+        yield from _tensors_in([getattr(batch, f.name) for f in fields(batch)])
     elif isinstance(batch, list | tuple):
         for part in batch:
-            yield from tensors_in(part)
+            yield from _tensors_in(part)

@@ -76,7 +76,7 @@ def train(
     >>> round(line.weight.item(), 2)
     3.0
     """
-    check_arguments(model, recipe, validate, checkpoint)
+    _check_arguments(model, recipe, validate, checkpoint)
     monitor, group = monitor or Monitor(), group or ProcessGroup()
     if not group.is_main:
         monitor = Monitor(progress=False)
@@ -92,7 +92,7 @@ def train(
         return run.finish()
 
 
-def check_arguments(
+def _check_arguments(
     model: nn.Module, recipe: Recipe, validate: Callable[[], float] | None, checkpoint: Checkpoint | None
 ) -> None:
     """Raise before the first batch on what does not fit together."""
@@ -248,7 +248,7 @@ class Run(Generic[Batch]):
         state, averaged = self.state, len(self.state.recent) if len(self.state.recent) > 1 else 0
         best = state.validations[state.best_epoch] if self.validate is not None and state.best is not None else None
         if averaged and self.validate is not None and best is not None:
-            self.model.load_state_dict(mean_state(state.recent))
+            self.model.load_state_dict(_mean_state(state.recent))
             value = self.validation(self.validate)
             averaged, best = (averaged, value) if value < best else (0, best)
         if state.best is not None and not averaged:
@@ -272,7 +272,7 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of several states; the last value of integers and of what is not a tensor."""
 
     def mean(values: list[Tensor]) -> Tensor:

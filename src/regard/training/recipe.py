@@ -99,7 +99,7 @@ def warm_cosine(optimizer: Optimizer, steps: int, *, warm: int = 0, least: float
     >>> [round(schedule.lr_lambdas[0](step), 2) for step in (0, 1, 2, 6, 10, 99)]
     [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
     """
-    check_steps(steps, warm)
+    _check_steps(steps, warm)
 
     def factor(step: int) -> float:
         if step < warm:
@@ -119,11 +119,11 @@ def warm_root(optimizer: Optimizer, *, warm: int) -> LambdaLR:
     >>> [round(schedule.lr_lambdas[0](step), 2) for step in (0, 3, 15)]
     [0.25, 1.0, 0.5]
     """
-    check_steps(warm, 0)
+    _check_steps(warm, 0)
     return LambdaLR(optimizer, lambda step: min((step + 1) / warm, math.sqrt(warm / (step + 1))))
 
 
-def check_steps(steps: int, warm: int) -> None:
+def _check_steps(steps: int, warm: int) -> None:
     """Raise unless a schedule has at least one step and no longer a warm-up than that."""
     if steps < 1 or not 0 <= warm <= steps:
         raise ValueError(f"a schedule needs steps ≥ 1 and 0 ≤ warm ≤ steps, got steps={steps} and warm={warm}")

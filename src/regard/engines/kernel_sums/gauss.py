@@ -63,7 +63,7 @@ ENOUGH = 1e-3
 """Fraction of the tolerance that `near` may be: queries are trusted down to some 1e-5 of the summed weight."""
 FAR, GRADIENT_FAR = 1e-15, 5e-14
 """The part of the error bound that does not fall with the distance; of sums, and of sums with u."""
-ROUNDING = 5e-16
+_ROUNDING = 5e-16
 """What rounded coordinates add to `near`, in a box of width 1."""
 FEWEST_PAIRS = {1: 10**7, 2: 10**8, 3: 10**9}
 """By the number of features: below these, computing the pairs is faster."""
@@ -126,12 +126,12 @@ def unsuitable(points: Points) -> str | None:
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
     """What `pool` runs, or `moments`."""
-    if usable_box(points) is None:
+    if _usable_box(points) is None:
         return pairs.algorithm(points, tolerance, moments=moments)
     return FOURIER
 
 
-def usable_box(points: Points) -> Box | None:
+def _usable_box(points: Points) -> Box | None:
     """The box of the transforms; None if they cannot be used at all."""
     return None if uneven(points) else fit_box(points)
 
@@ -143,32 +143,32 @@ def uneven(points: Points) -> bool:
 
 def pool(points: Points, tolerance: float) -> Pooled:
     """Means of the values, and log weights."""
-    box = usable_box(points)
+    box = _usable_box(points)
     if box is None:
         return pairs.pool(points, tolerance)
     rows = rows_within(points.query, box.low, box.high)
     centre, deviation = mean_and_deviation(points.value)
-    means, log_weight, trusted = mean_in_box(points.for_queries(rows), box, tolerance, moments=False)
+    means, log_weight, trusted = _mean_in_box(points.for_queries(rows), box, tolerance, moments=False)
     some = Pooled(means.plain[1:].T * deviation + centre, log_weight)
-    return Pooled(*complete(points, rows, trusted, some, lambda rest: pairs.pool(rest, tolerance)))
+    return Pooled(*_complete(points, rows, trusted, some, lambda rest: pairs.pool(rest, tolerance)))
 
 
 def moments(points: Points, tolerance: float) -> Moments:
     """Means of the values, the offsets and their products, and log weights."""
-    box = usable_box(points)
+    box = _usable_box(points)
     if box is None:
         return pairs.moments(points, tolerance)
     rows = rows_within(points.query, box.low, box.high)
     centre, deviation = mean_and_deviation(points.value)
-    means, log_weight, trusted = mean_in_box(points.for_queries(rows), box, tolerance, moments=True)
+    means, log_weight, trusted = _mean_in_box(points.for_queries(rows), box, tolerance, moments=True)
     offset = means.gradient[:, 0].T  # [queries, features]
     product = np.moveaxis(means.gradient[:, 1:], 2, 0) * deviation + offset[:, :, None] * centre
     mean, square = means.plain[1:].T * deviation + centre, np.moveaxis(means.square, 2, 0)  # queries first
     some = Moments(log_weight, mean, offset, square, product)
-    return Moments(*complete(points, rows, trusted, some, lambda rest: pairs.moments(rest, tolerance)))
+    return Moments(*_complete(points, rows, trusted, some, lambda rest: pairs.moments(rest, tolerance)))
 
 
-def complete(
+def _complete(
     points: Points,
     rows: Rows,
     trusted: Booleans,
@@ -189,7 +189,7 @@ def complete(
     return results
 
 
-def mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) -> tuple[Sums, Floats, Booleans]:
+def _mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) -> tuple[Sums, Floats, Booleans]:
     """Means of standardised columns for queries in the box, their log weights, and which of them are trusted."""
     options = PRECISIONS[points.features]
     nears = [option.gradient_near if moments else option.near for option in options]
@@ -197,11 +197,11 @@ def mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) ->
     visible = rows_within(points.key, box.key_low, box.key_high)
     columns = strengths(points)
     sums = transform(points, columns, visible, box, options[choice], moments=moments)
-    near = (nears[choice] + ROUNDING * box.period.max()) * np.sqrt(np.maximum(sums.plain[0], 0))
+    near = (nears[choice] + _ROUNDING * box.period.max()) * np.sqrt(np.maximum(sums.plain[0], 0))
     far = (GRADIENT_FAR if moments else FAR) * math.sqrt(columns[0].sum())
-    error = math.sqrt(energy(columns)) * (near + far)
+    error = math.sqrt(_energy(columns)) * (near + far)
     if points.own is not None:
-        subtract_own(points, points.own, columns, sums)
+        _subtract_own(points, points.own, columns, sums)
     positive = sums.plain[0] > 0
     weight = np.where(positive, sums.plain[0], np.inf)
     for part in sums:
@@ -211,7 +211,7 @@ def mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) ->
     return sums, np.log(weight), positive & (error * (1 + largest) <= tolerance * weight)
 
 
-def energy(columns: Floats) -> float:
+def _energy(columns: Floats) -> float:
     """The greatest Σ strength² / weight of two columns that are transformed together."""
     each = [float((column * column / columns[0]).sum()) for column in columns]
     return max(sum(each[first : first + 2]) for first in range(0, len(each), 2))
@@ -225,7 +225,7 @@ def strengths(points: Points) -> Floats:
     return columns if points.weight is None else columns * points.weight
 
 
-def subtract_own(points: Points, own: Integers, columns: Floats, sums: Sums) -> None:
+def _subtract_own(points: Points, own: Integers, columns: Floats, sums: Sums) -> None:
     """Subtract from each query's sums the key that it must not see; one outside of the box weighs less than `FAR`."""
     offset = (points.key[own] - points.query).T  # [features, queries]
     kernel = np.exp(-0.5 * np.square(offset).sum(axis=0)) * (own >= 0)

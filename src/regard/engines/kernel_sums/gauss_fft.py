@@ -1,6 +1,6 @@
 """Sums over keys by non-uniform fast Fourier transforms: from keys to modes, a product, and from modes to queries.
 
-`gauss.py` has the formulas and uses the sums; two real columns are transformed as one complex column. A `Precision`
+`gauss.py` has the formulas and uses the sums; two real columns are transformed as one complex column. A `_Precision`
 says how exact the transforms are; its errors were measured.
 
 They are made in a `Box`. The kernel is taken for one with periodic edges, so the period is as wide as queries and keys
@@ -23,22 +23,22 @@ from regard.engines.kernel_sums.problem import Booleans, Floats, Points, Rows
 if TYPE_CHECKING:
     from finufft import Plan as Transform
 
-Complex = NDArray[np.complex128]
-BAND = 8.2
+_Complex = NDArray[np.complex128]
+_BAND = 8.2
 """The highest frequency, at which the Fourier transform of the kernel is 1e-15."""
-REACH = 8.6
+_REACH = 8.6
 """Of the kernel, in bandwidths: farther away it is 1e-16 and left out."""
-FEWEST_MODES, MODES_PER_POINT, MOST_MODES = 2**20, 3, 2**23
+FEWEST_MODES, MODES_PER_POINT, _MOST_MODES = 2**20, 3, 2**23
 """Size of the grid before upsampling: what is always cheap, what points pay for, what fits into memory."""
-TRIMS = (0.0, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.03, 0.1)
+_TRIMS = (0.0, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.03, 0.1)
 """Fractions of the queries cut off at each side of each feature, tried in turn until the grid is small enough."""
-SAMPLE = 2**16
+_SAMPLE = 2**16
 """Number of queries to measure the spread by."""
-SMALL = 2**16
+_SMALL = 2**16
 """Points and modes below which threads cost more than they save."""
 
 
-class Precision(NamedTuple):
+class _Precision(NamedTuple):
     """How exact the transforms are."""
 
     eps: float  # asked of finufft
@@ -48,9 +48,9 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {
-    1: [Precision(1e-12, 2.0, 4e-12, 2e-11)],
-    2: [Precision(1e-12, 2.0, 4e-12, 2e-11)],
-    3: [Precision(1e-8, 1.25, 7e-10, 6e-9), Precision(1e-12, 1.5, 8e-13, 2e-12)],
+    1: [_Precision(1e-12, 2.0, 4e-12, 2e-11)],
+    2: [_Precision(1e-12, 2.0, 4e-12, 2e-11)],
+    3: [_Precision(1e-8, 1.25, 7e-10, 6e-9), _Precision(1e-12, 1.5, 8e-13, 2e-12)],
 }
 """By the number of features. The first is fast; the next is used if the first would leave many queries to `pairs`."""
 
@@ -78,17 +78,17 @@ def fit_box(points: Points) -> Box | None:
     """The largest box whose grid is small enough; None if there is none, or no query is near the keys' range."""
     if not points.pairs:
         return None
-    allowed = min(max(FEWEST_MODES, MODES_PER_POINT * (len(points.query) + len(points.key))), MOST_MODES)
+    allowed = min(max(FEWEST_MODES, MODES_PER_POINT * (len(points.query) + len(points.key))), _MOST_MODES)
     nearest, farthest = points.key.min(axis=0), points.key.max(axis=0)
     ordered = np.sort(sample_of(points.query), axis=0)
-    for trim in TRIMS:
+    for trim in _TRIMS:
         cut = round(trim * len(ordered))
         low, high = (ordered[cut], ordered[-1 - cut]) if trim else (points.query.min(axis=0), points.query.max(axis=0))
-        low, high = np.maximum(low, nearest - REACH), np.minimum(high, farthest + REACH)
-        key_low, key_high = np.maximum(nearest, low - REACH), np.minimum(farthest, high + REACH)
+        low, high = np.maximum(low, nearest - _REACH), np.minimum(high, farthest + _REACH)
+        key_low, key_high = np.maximum(nearest, low - _REACH), np.minimum(farthest, high + _REACH)
         # A query must be farther than the reach from the periodic images of all keys.
-        period = np.maximum(high - key_low, key_high - low) + REACH
-        modes = 2 * np.ceil(BAND * period / (2 * np.pi)) + 1
+        period = np.maximum(high - key_low, key_high - low) + _REACH
+        modes = 2 * np.ceil(_BAND * period / (2 * np.pi)) + 1
         if (high < low).any():
             return None
         if np.prod(modes) <= allowed:
@@ -98,7 +98,7 @@ def fit_box(points: Points) -> Box | None:
 
 def sample_of(points: Floats) -> Floats:
     """Some of the points, evenly taken."""
-    return points[:: 1 + len(points) // SAMPLE]
+    return points[:: 1 + len(points) // _SAMPLE]
 
 
 def within(points: Floats, low: Floats, high: Floats) -> Booleans:
@@ -112,7 +112,9 @@ def rows_within(points: Floats, low: Floats, high: Floats) -> Rows:
     return slice(None) if inside.all() else np.flatnonzero(inside)
 
 
-def transform(points: Points, columns: Floats, visible: Rows, box: Box, precision: Precision, *, moments: bool) -> Sums:
+def transform(
+    points: Points, columns: Floats, visible: Rows, box: Box, precision: _Precision, *, moments: bool
+) -> Sums:
     """Sums over the visible keys, whose strengths are `columns` [1 + values, keys]."""
     features, count = len(box.modes), len(points.query)
     depth = features if moments else 0
@@ -129,22 +131,22 @@ def transform(points: Points, columns: Floats, visible: Rows, box: Box, precisio
         strength = columns[first] + 1j * columns[first + 1] if len(columns[two]) == 2 else columns[first] + 0j
         spectrum = make_transform(1, points.key[visible], box, precision).execute(strength[visible])
         for axis, along in enumerate(frequency):
-            spectrum *= along_axis(np.exp(-0.5 * along**2) * (math.sqrt(2 * np.pi) / box.period[axis]), axis, features)
+            spectrum *= _along_axis(np.exp(-0.5 * along**2) * (math.sqrt(2 * np.pi) / box.period[axis]), axis, features)
         to_queries = make_transform(2, points.query, box, precision)
-        split_complex(to_queries.execute(spectrum), sums.plain[two])
+        _split_complex(to_queries.execute(spectrum), sums.plain[two])
         for axis in range(depth):
-            derivative = spectrum * along_axis(1j * frequency[axis], axis, features)
-            split_complex(to_queries.execute(derivative), sums.gradient[axis, two])
+            derivative = spectrum * _along_axis(1j * frequency[axis], axis, features)
+            _split_complex(to_queries.execute(derivative), sums.gradient[axis, two])
         if first == 0 and moments:
-            fill_squares(to_queries, spectrum, frequency, sums)
+            _fill_squares(to_queries, spectrum, frequency, sums)
     return sums
 
 
-def fill_squares(to_queries: "Transform", spectrum: Complex, frequency: list[Floats], sums: Sums) -> None:
+def _fill_squares(to_queries: "Transform", spectrum: _Complex, frequency: list[Floats], sums: Sums) -> None:
     """The sums of the weight with u uᵀ, two at a time."""
     features = len(frequency)
     spectrum = 0.5 * (spectrum + np.flip(spectrum).conj())  # the weight is the real one of the two columns
-    grid = [along_axis(along, axis, features) for axis, along in enumerate(frequency)]
+    grid = [_along_axis(along, axis, features) for axis, along in enumerate(frequency)]
     entries = list(itertools.combinations_with_replacement(range(features), 2))
     for first in range(0, len(entries), 2):
         (a, b), (c, d) = entries[first], entries[min(first + 1, len(entries) - 1)]
@@ -155,18 +157,18 @@ def fill_squares(to_queries: "Transform", spectrum: Complex, frequency: list[Flo
         sums.square[axis, axis] += sums.plain[0]
 
 
-def along_axis(numbers: Floats | Complex, axis: int, features: int) -> Floats | Complex:
+def _along_axis(numbers: Floats | _Complex, axis: int, features: int) -> Floats | _Complex:
     """A vector along one axis of a grid: [n] -> [1, …, n, …, 1]."""
     return numbers.reshape([-1 if other == axis else 1 for other in range(features)])
 
 
-def split_complex(both: Complex, rows: Floats) -> None:
+def _split_complex(both: _Complex, rows: Floats) -> None:
     """The two columns that were transformed as one; the last may have been alone."""
     rows[0] = both.real
     rows[1:] = both.imag
 
 
-def make_transform(kind: int, position: Floats, box: Box, precision: Precision) -> "Transform":
+def make_transform(kind: int, position: Floats, box: Box, precision: _Precision) -> "Transform":
     """A transform from points to modes (1) or from modes to points (2). Making it is fast: it sorts the points."""
     import finufft
 
@@ -176,7 +178,7 @@ def make_transform(kind: int, position: Floats, box: Box, precision: Precision) 
         eps=precision.eps,
         isign=-1 if kind == 1 else 1,
         upsampfac=precision.upsampling,
-        nthreads=threads() if len(position) + math.prod(box.modes) > SMALL else 1,
+        nthreads=threads() if len(position) + math.prod(box.modes) > _SMALL else 1,
     )
     middle, scale = (box.low + box.high) / 2, 2 * np.pi / box.period
     made.setpts(*((position[:, axis] - middle[axis]) * scale[axis] for axis in range(len(box.modes))))
@@ -185,10 +187,10 @@ def make_transform(kind: int, position: Floats, box: Box, precision: Precision) 
 
 def threads() -> int:
     """As many as torch has. One in a forked process: the threads of its parent do not exist there."""
-    return torch.get_num_threads() if os.getpid() == first_process() else 1
+    return torch.get_num_threads() if os.getpid() == _first_process() else 1
 
 
 @functools.cache
-def first_process() -> int:
+def _first_process() -> int:
     """The process that made the first transform; its forks inherit the number."""
     return os.getpid()

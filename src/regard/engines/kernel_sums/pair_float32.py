@@ -7,7 +7,7 @@ because an index that might be negative keeps a loop from being vectorised.
 A query whose keys are all far is computed again in float64 (`pair_float64.py`); so are all queries if the tolerance
 needs it, and all moments.
 
-`make_pool` makes the function that `pairs.py` runs. What it is compiled for is a constant of that one closure, and
+`_make_pool` makes the function that `pairs.py` runs. What it is compiled for is a constant of that one closure, and
 all else is compiled into it. A closure over plain numbers is cached on disk; one over functions would be compiled
 again by every process.
 """
@@ -50,26 +50,26 @@ from regard.engines.kernel_sums.pair_float64 import (
 )
 from regard.engines.kernel_sums.problem import Case, Data, Floats, Floats32, Integers, Points
 
-NEAR = -4.5
+_NEAR = -4.5
 """The log weight that some block must reach for float32: if all keys are farther, float32 rounds the exponents."""
-UNROLLED = 8
+_UNROLLED = 8
 """Number of features up to which loops are compiled for exactly that number."""
-FAINT = 3e-6
+_FAINT = 3e-6
 """The mean weight of the keys visited below which a sum may be one of far keys only, however large it is."""
 
 
 NARROW = 9.4
 """How many bandwidths wide a block of queries may be for coordinates of one word: scaled and relative to their
 centre, those of a Gaussian are then below 4, where the next float32 is 2.4e-7 away."""
-CLOSE = 11.5
+_CLOSE = 11.5
 """Distances in bandwidths up to which a Gaussian is above 2^-100."""
-RUN = 32
+_RUN = 32
 """Keys whose weights are summed in float32 before they are added to sums in float64."""
-LOG2E = 1.4426950408889634
-ZERO, ONE, LOG2E32 = np.float32(0), np.float32(1), np.float32(LOG2E)
+_LOG2E = 1.4426950408889634
+_ZERO, _ONE, _LOG2E32 = np.float32(0), np.float32(1), np.float32(_LOG2E)
 
 
-class Frame(NamedTuple):
+class _Frame(NamedTuple):
     """What the coordinates of a block of queries, and of the keys it meets, are relative to."""
 
     centre: Floats  # [features]
@@ -77,7 +77,7 @@ class Frame(NamedTuple):
     wide: bool  # whether coordinates need two words
 
 
-class Block(NamedTuple):
+class _Block(NamedTuple):
     """Coordinates and codes as the lanes read them: flat, feature after feature."""
 
     query: Floats32  # [2 · features · queries], of a multiple of 16 queries: first words, then second words
@@ -91,24 +91,24 @@ class Block(NamedTuple):
 
 
 @njit()
-def weight_of(case: Case, close: bool, square: Lanes) -> Lanes:
+def _weight_of(case: Case, close: bool, square: Lanes) -> Lanes:
     """The kernel of a squared distance; of a Gaussian, 2 to this power."""
     if case.kernel == GAUSSIAN:
         return small_power_of_two(square) if close else power_of_two(square)
     if not case.compact:
         exponent = arithmetic(case.kernel, root(square), square)
-        return power_of_two(exponent if case.degree else splat(LOG2E32) * exponent)
-    return where_below(square, splat(ONE), arithmetic(case.kernel, root(square), square), splat(ZERO))
+        return power_of_two(exponent if case.degree else splat(_LOG2E32) * exponent)
+    return where_below(square, splat(_ONE), arithmetic(case.kernel, root(square), square), splat(_ZERO))
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def weight_at(case: Case, features: int, wide: bool, close: bool, block: Block, i: int, j: int) -> Lanes:
+def _weight_at(case: Case, features: int, wide: bool, close: bool, block: _Block, i: int, j: int) -> Lanes:
     """The weights of key j for sixteen queries, starting at i.
 
     wide    the points are far apart: their coordinates have two words, and differences lose nothing
     close   no two of them are so far apart that a Gaussian would leave the range of float32
     """
-    square = splat(ZERO)
+    square = splat(_ZERO)
     for feature in range(features):
         apart = load(block.query, feature * block.queries + i) - splat_from(block.key, feature * block.room + j)
         if wide:
@@ -116,21 +116,23 @@ def weight_at(case: Case, features: int, wide: bool, close: bool, block: Block, 
             rounded = load(block.query, rest * block.queries + i) - splat_from(block.key, rest * block.room + j)
             apart = apart + rounded
         square = square - apart * apart if case.kernel == GAUSSIAN else square + apart * apart
-    weight = weight_of(case, close, square)
+    weight = _weight_of(case, close, square)
     if case.coded:
-        penalty = splat(ZERO)
+        penalty = splat(_ZERO)
         for column in range(block.jump.shape[0]):
             own = load(block.query_code, column * block.queries + i)
             apart = own - splat_from(block.key_code, column * block.room + j)
             apart = root(apart * apart)
-            fixed = where_below(splat(ZERO), apart, splat(block.jump[column]), splat(ZERO))
+            fixed = where_below(splat(_ZERO), apart, splat(block.jump[column]), splat(_ZERO))
             penalty = penalty + splat(block.slope[column]) * apart + fixed
-        weight = weight * power_of_two(splat(ZERO) - penalty)
+        weight = weight * power_of_two(splat(_ZERO) - penalty)
     return weight
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def add_plain(case: Case, features: int, wide: bool, close: bool, block: Block, value: Floats32, sums: Floats) -> None:
+def _add_plain(
+    case: Case, features: int, wide: bool, close: bool, block: _Block, value: Floats32, sums: Floats
+) -> None:
     """Add keys of weight 1, with one value each, to the sums of a block of queries.
 
     value   [keys]
@@ -138,10 +140,10 @@ def add_plain(case: Case, features: int, wide: bool, close: bool, block: Block, 
     """
     size = value.shape[0]
     for i in range(0, block.queries, COUNT):
-        for start in range(0, size, RUN):
-            total, found = splat(ZERO), splat(ZERO)
-            for j in range(start, min(start + RUN, size)):
-                weight = weight_at(case, features, wide, close, block, i, j)
+        for start in range(0, size, _RUN):
+            total, found = splat(_ZERO), splat(_ZERO)
+            for j in range(start, min(start + _RUN, size)):
+                weight = _weight_at(case, features, wide, close, block, i, j)
                 total = total + weight
                 found = found + weight * splat_from(value, j)
             add_to(sums[0], i, total)
@@ -149,8 +151,8 @@ def add_plain(case: Case, features: int, wide: bool, close: bool, block: Block, 
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def add_any(
-    case: Case, features: int, block: Block, column: Floats32, skip: Integers, tile: Floats32, sums: Floats
+def _add_any(
+    case: Case, features: int, block: _Block, column: Floats32, skip: Integers, tile: Floats32, sums: Floats
 ) -> None:
     """The same for keys of any weight, any number of values, and queries that must leave a key out.
 
@@ -161,22 +163,22 @@ def add_any(
     """
     size = column.shape[1]
     for i in range(0, block.queries, COUNT):
-        for start in range(0, size, RUN):
-            end = min(start + RUN, size)
+        for start in range(0, size, _RUN):
+            end = min(start + _RUN, size)
             for j in range(start, end):
-                store(tile, (j - start) * COUNT, weight_at(case, features, True, False, block, i, j))
+                store(tile, (j - start) * COUNT, _weight_at(case, features, True, False, block, i, j))
             for lane in range(COUNT):
                 if start <= skip[i + lane] < end:
                     tile[(skip[i + lane] - start) * COUNT + lane] = 0
             for number in range(column.shape[0]):
-                total = splat(ZERO)
+                total = splat(_ZERO)
                 for j in range(start, end):
                     total = total + load(tile, (j - start) * COUNT) * splat(column[number, j])
                 add_to(sums[number], i, total)
 
 
 @njit(fastmath=EXACT)
-def split_words(points: Floats, here: int, size: int, frame: Frame, both: bool, words: Floats32) -> None:
+def _split_words(points: Floats, here: int, size: int, frame: _Frame, both: bool, words: Floats32) -> None:
     """Coordinates of some points in a frame, in float32; if `both`, followed by what they were rounded by."""
     features = frame.centre.shape[0]
     stride = words.shape[0] // (2 * features) if features else 0
@@ -192,7 +194,7 @@ def split_words(points: Floats, here: int, size: int, frame: Frame, both: bool, 
 
 
 @njit(fastmath=EXACT)
-def copy_codes(codes: Floats, here: int, size: int, out: Floats32) -> None:
+def _copy_codes(codes: Floats, here: int, size: int, out: Floats32) -> None:
     """Codes in float32."""
     stride = out.shape[0] // codes.shape[0] if codes.shape[0] else 0
     for number in range(codes.shape[0]):
@@ -201,16 +203,16 @@ def copy_codes(codes: Floats, here: int, size: int, out: Floats32) -> None:
 
 
 @njit(fastmath=EXACT)
-def in_powers_of_two(penalty: Floats) -> Floats32:
+def _in_powers_of_two(penalty: Floats) -> Floats32:
     """What is subtracted from a log weight, in float32 and for the logarithm of base 2."""
     scaled = np.empty(penalty.shape[0], np.float32)
     for number in range(penalty.shape[0]):
-        scaled[number] = penalty[number] * LOG2E
+        scaled[number] = penalty[number] * _LOG2E
     return scaled
 
 
 @njit(fastmath=EXACT)
-def find_own(own: Integers, here: int, size: int, skip: Integers) -> bool:
+def _find_own(own: Integers, here: int, size: int, skip: Integers) -> bool:
     """Fill in the index in a block of keys that each query must not see; whether there is any."""
     found = False
     for i in range(own.shape[0]):
@@ -221,38 +223,40 @@ def find_own(own: Integers, here: int, size: int, skip: Integers) -> bool:
 
 
 @njit(fastmath=EXACT)
-def make_frame(case: Case, box: Floats, features: int) -> Frame:
+def _make_frame(case: Case, box: Floats, features: int) -> _Frame:
     """The frame of a box of queries.
 
     Coordinates are scaled so that log K, if proportional to a power of u, becomes the logarithm of base 2. A Gaussian
     gets a factor of ½ too: it is 2^-‖query - key‖².
     """
-    scale = LOG2E ** (1 / case.degree) if case.degree else 1.0
+    scale = _LOG2E ** (1 / case.degree) if case.degree else 1.0
     if case.kernel == GAUSSIAN:
         scale *= np.sqrt(0.5)
     centre, width = np.empty(features), 0.0
     for feature in range(features):
         centre[feature] = 0.5 * (box[0, feature] + box[1, feature])
         width = max(width, box[1, feature] - box[0, feature])
-    return Frame(centre, scale, width > NARROW)
+    return _Frame(centre, scale, width > NARROW)
 
 
 @njit(fastmath=EXACT)
-def make_block(data: Data, number: int, frame: Frame, room: int) -> Block:
+def _make_block(data: Data, number: int, frame: _Frame, room: int) -> _Block:
     """A block of queries in float32, with room for the keys of a block."""
     queries, keys = data.queries, data.keys
     begin, count = queries.starts[number], queries.starts[number + 1] - queries.starts[number]
     padded, dimensions, columns = -(-count // COUNT) * COUNT, frame.centre.shape[0], queries.codes.shape[0]
     words, codes = np.zeros(2 * dimensions * padded, np.float32), np.zeros(columns * padded, np.float32)
-    split_words(queries.points, begin, count, frame, True, words)
-    copy_codes(queries.codes, begin, count, codes)
+    _split_words(queries.points, begin, count, frame, True, words)
+    _copy_codes(queries.codes, begin, count, codes)
     key_words, key_codes = np.empty(2 * dimensions * room, np.float32), np.empty(columns * room, np.float32)
-    slope, jump = in_powers_of_two(keys.slope), in_powers_of_two(keys.jump)
-    return Block(words, key_words, codes, key_codes, slope, jump, padded, room)
+    slope, jump = _in_powers_of_two(keys.slope), _in_powers_of_two(keys.jump)
+    return _Block(words, key_words, codes, key_codes, slope, jump, padded, room)
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def sum_float32(case: Case, data: Data, number: int, box: Floats, nearest: int, room: int) -> tuple[Floats, int, float]:
+def _sum_float32(
+    case: Case, data: Data, number: int, box: Floats, nearest: int, room: int
+) -> tuple[Floats, int, float]:
     """The sums [1 + values, queries] of a block of queries, the number of keys visited, and the largest log weight.
 
     box       of the queries
@@ -263,9 +267,9 @@ def sum_float32(case: Case, data: Data, number: int, box: Floats, nearest: int, 
     begin, end = queries.starts[number], queries.starts[number + 1]
     dimensions = queries.points.shape[0]
     features = case.features if case.features else dimensions
-    frame = make_frame(case, box, dimensions)
-    block = make_block(data, number, frame, room)
-    skip, tile = np.full(block.queries, -1), np.empty(RUN * COUNT, np.float32)
+    frame = _make_frame(case, box, dimensions)
+    block = _make_block(data, number, frame, room)
+    skip, tile = np.full(block.queries, -1), np.empty(_RUN * COUNT, np.float32)
     sums = np.zeros((keys.column.shape[0], block.queries))
     visited, closest = 0, -np.inf
     simple = keys.column.shape[0] == 2 and not limits.weighted
@@ -283,23 +287,23 @@ def sum_float32(case: Case, data: Data, number: int, box: Floats, nearest: int, 
             closest = max(closest, largest)
             here, size = tree.starts[part], tree.starts[part + 1] - tree.starts[part]
             visited += size
-            leaves_out = limits.leaves_out and find_own(queries.own[begin:end], here, size, skip)
+            leaves_out = limits.leaves_out and _find_own(queries.own[begin:end], here, size, skip)
             plain = simple and not leaves_out
-            split_words(keys.points, here, size, frame, frame.wide or not plain, block.key)
-            copy_codes(keys.codes, here, size, block.key_code)
+            _split_words(keys.points, here, size, frame, frame.wide or not plain, block.key)
+            _copy_codes(keys.codes, here, size, block.key_code)
             values = keys.column32[:, here : here + size]
             if not plain:
-                add_any(case, features, block, values, skip, tile, sums)
+                _add_any(case, features, block, values, skip, tile, sums)
             elif frame.wide:
-                add_plain(case, features, True, False, block, values[1], sums)
-            elif case.kernel == GAUSSIAN and within(box, tree.boxes[part], dimensions, CLOSE):
-                add_plain(case, features, False, True, block, values[1], sums)
+                _add_plain(case, features, True, False, block, values[1], sums)
+            elif case.kernel == GAUSSIAN and within(box, tree.boxes[part], dimensions, _CLOSE):
+                _add_plain(case, features, False, True, block, values[1], sums)
             else:
-                add_plain(case, features, False, False, block, values[1], sums)
+                _add_plain(case, features, False, False, block, values[1], sums)
     return sums, visited, closest
 
 
-def make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Floats], None]:
+def _make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Floats], None]:
     """The function that sums some blocks of queries over all keys.
 
     `version` is that of the source: a result on disk that was compiled from another version must not be found.
@@ -326,13 +330,13 @@ def make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Flo
             for i in range(begin, end):
                 shift[i], sums[i, 0] = 0, 0
             if not case.moments and limits.float32_from < np.inf:
-                found, visited, closest = sum_float32(case, data, block, box, nearest, most)
+                found, visited, closest = _sum_float32(case, data, block, box, nearest, most)
                 for i in range(begin, end):
                     for number in range(keys.column.shape[0]):
                         sums[i, number] = found[number, i - begin]
             for i in range(begin, end):
-                enough = limits.float32_from * visited if case.compact else max(limits.float32_from, FAINT * visited)
-                if not (enough <= sums[i, 0] < np.inf) or visited == 0 or closest < NEAR:
+                enough = limits.float32_from * visited if case.compact else max(limits.float32_from, _FAINT * visited)
+                if not (enough <= sums[i, 0] < np.inf) or visited == 0 or closest < _NEAR:
                     shift[i] = sum_float64(case, data, i, nearest, room, sums[i])
 
     return pool  # type: ignore[no-any-return]
@@ -340,20 +344,20 @@ def make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Flo
 
 def compile_loops(points: Points, moments: bool) -> Callable[[int, int, Data, Floats, Floats], None]:
     """The loops for one kernel and a number of features."""
-    features = points.features if points.features <= UNROLLED and not moments else 0
+    features = points.features if points.features <= _UNROLLED and not moments else 0
     profile = points.kernel.profile
     kernel = NUMBERS[points.kernel], profile.compact, profile.degree
-    return compile_case(Case(*kernel, features, points.columns > 0, moments))
+    return _compile_case(Case(*kernel, features, points.columns > 0, moments))
 
 
 @functools.cache
-def compile_case(case: Case) -> Callable[[int, int, Data, Floats, Floats], None]:
+def _compile_case(case: Case) -> Callable[[int, int, Data, Floats, Floats], None]:
     """The loops for one case; compiled once, then cached on disk."""
-    return make_pool(case, source_version())
+    return _make_pool(case, _source_version())
 
 
 @functools.cache
-def source_version() -> int:
+def _source_version() -> int:
     """A number that changes with the sources of the loops: Numba checks only the file in which a function is."""
     package = Path(__file__).parents[2]
     names = ("kernels.py", "compiled/simd.py", "compiled/math.py")

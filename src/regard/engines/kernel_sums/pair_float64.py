@@ -128,13 +128,13 @@ def largest_block(starts: Integers) -> int:
 
 
 @njit(fastmath=EXACT)
-def compact_weight(case: Case, square: float) -> float:
+def _compact_weight(case: Case, square: float) -> float:
     """A compact kernel itself: it cannot underflow, so no logarithm is needed."""
     return arithmetic(case.kernel, np.sqrt(square), square) if square < 1 else 0.0
 
 
 @njit(fastmath=EXACT)
-def sum_penalties(code: Floats, keys: Keys, here: int, size: int, penalty: Floats) -> None:
+def _sum_penalties(code: Floats, keys: Keys, here: int, size: int, penalty: Floats) -> None:
     """What different codes subtract from the log weights of some keys."""
     for j in range(size):
         penalty[j] = 0
@@ -146,7 +146,7 @@ def sum_penalties(code: Floats, keys: Keys, here: int, size: int, penalty: Float
 
 
 @njit(forceinline=True)
-def fill_weights(case: Case, query: Query, keys: Keys, here: int, size: int, room: Floats) -> None:
+def _fill_weights(case: Case, query: Query, keys: Keys, here: int, size: int, room: Floats) -> None:
     """Log weights into room[0], or the weights themselves of a compact kernel; offsets of the keys into room[2:]."""
     compact = case.compact and not case.coded
     weight, penalty, mass = room[0], room[1], keys.log_mass[here : here + size]
@@ -165,12 +165,12 @@ def fill_weights(case: Case, query: Query, keys: Keys, here: int, size: int, roo
             weight[j] += penalty[j]
     if compact:
         for j in range(size):
-            weight[j] = compact_weight(case, weight[j]) * exponential(mass[j])
+            weight[j] = _compact_weight(case, weight[j]) * exponential(mass[j])
     else:
         for j in range(size):
             weight[j] = log_kernel(case, weight[j]) + mass[j]
     if case.coded:
-        sum_penalties(query.code, keys, here, size, penalty)
+        _sum_penalties(query.code, keys, here, size, penalty)
         for j in range(size):
             weight[j] -= penalty[j]
     if 0 <= query.own - here < size:
@@ -209,7 +209,7 @@ def add(moments: bool, features: int, column: Floats, room: Floats, here: int, s
 
 
 @njit(fastmath=EXACT)
-def point_box(query: Query) -> Floats:
+def _point_box(query: Query) -> Floats:
     """The box of a single point."""
     features = query.point.shape[0]
     box = np.empty((2, features + query.code.shape[0]))
@@ -222,7 +222,7 @@ def point_box(query: Query) -> Floats:
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def highest_log_weight(case: Case, data: Data, query: Query, box: Floats, nearest: int, room: Floats) -> float:
+def _highest_log_weight(case: Case, data: Data, query: Query, box: Floats, nearest: int, room: Floats) -> float:
     """The log weight of the key that weighs most for a query."""
     keys, tree, weight = data.keys, data.tree, room[0]
     highest = -np.inf
@@ -234,7 +234,7 @@ def highest_log_weight(case: Case, data: Data, query: Query, box: Floats, neares
             if bound(case, box, tree.boxes[block], keys) <= highest:
                 continue
             here, size = tree.starts[block], tree.starts[block + 1] - tree.starts[block]
-            fill_weights(case, query, keys, here, size, room)
+            _fill_weights(case, query, keys, here, size, room)
             for j in range(size):
                 highest = max(highest, weight[j])
     return highest
@@ -248,8 +248,8 @@ def sum_float64(case: Case, data: Data, i: int, nearest: int, room: Floats, sums
     """
     queries, keys, tree, weight = data.queries, data.keys, data.tree, room[0]
     query = Query(queries.points[:, i].copy(), queries.codes[:, i].copy(), queries.own[i])
-    compact, box = case.compact and not case.coded, point_box(query)
-    highest = 0.0 if compact else highest_log_weight(case, data, query, box, nearest, room)
+    compact, box = case.compact and not case.coded, _point_box(query)
+    highest = 0.0 if compact else _highest_log_weight(case, data, query, box, nearest, room)
     for number in range(sums.shape[0]):
         sums[number] = 0
     if highest == -np.inf:
@@ -262,7 +262,7 @@ def sum_float64(case: Case, data: Data, i: int, nearest: int, room: Floats, sums
             if np.exp(bound(case, box, tree.boxes[block], keys) - highest) <= data.limits.skipped * sums[0]:
                 continue
             here, size = tree.starts[block], tree.starts[block + 1] - tree.starts[block]
-            fill_weights(case, query, keys, here, size, room)
+            _fill_weights(case, query, keys, here, size, room)
             if not compact:
                 for j in range(size):
                     weight[j] = exponential(min(0.0, weight[j] - highest))

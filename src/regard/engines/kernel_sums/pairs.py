@@ -34,13 +34,13 @@ from regard.engines.kernel_sums.problem import (
 )
 from regard.parts import Attended
 
-KEYS, QUERIES, GROUP = 256, 64, 32
+KEYS, QUERIES, _GROUP = 256, 64, 32
 """Keys in a block, queries in a block, blocks of keys in a group."""
-FEW = 256
+_FEW = 256
 """Number of queries up to which sorting the keys does not pay off."""
-FLOAT32_TOLERANCE, LARGEST_VALUE = 1e-6, 5.0
+_FLOAT32_TOLERANCE, _LARGEST_VALUE = 1e-6, 5.0
 """The least tolerance that float32 can keep, if no value is farther from the mean than so many standard deviations."""
-FLOAT32_FROM, FLOAT32_FROM_COMPACT = 0.1, 0.2
+_FLOAT32_FROM, _FLOAT32_FROM_COMPACT = 0.1, 0.2
 """The summed weight from which float32 has enough digits: below it, a query has only far keys. For a compact
 kernel, the mean weight of all keys visited: at its edge, where 1 - u² loses digits, they have too few."""
 
@@ -91,7 +91,7 @@ def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Poole
     Without `skip`, no pair is skipped, however far: to measure the cost of a pair.
     """
     standard, centre, deviation = standardise(points)
-    means, log_weight = sum_pairs(standard, tolerance, moments=False, skip=skip)
+    means, log_weight = _sum_pairs(standard, tolerance, moments=False, skip=skip)
     return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, means * deviation + centre), log_weight)
 
 
@@ -101,7 +101,7 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
     The tolerance is in bandwidths for the offset and its square, times the deviation of the value for the product.
     """
     standard, centre, deviation = standardise(points)
-    means, log_weight = sum_pairs(standard, tolerance, moments=True)
+    means, log_weight = _sum_pairs(standard, tolerance, moments=True)
     features, values = points.features, points.value.shape[1]
     mean, rest = means[:, :values] * deviation + centre, means[:, values:]
     offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
@@ -123,7 +123,7 @@ def standardise(points: Points) -> tuple[Points, Floats, Floats]:
     return replace(points, value=(points.value - centre) / np.where(deviation > 0, deviation, 1.0)), centre, deviation
 
 
-def sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Floats, Floats]:
+def _sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Floats, Floats]:
     """Means of the values, and of the moments behind them, and log weights."""
     queries, features, values = len(points.query), points.features, points.value.shape[1]
     extra = sum(values + 2 + feature for feature in range(features)) if moments else 0
@@ -153,8 +153,8 @@ def precision(points: Points, tolerance: float, moments: bool) -> tuple[float, f
     profile = points.kernel.profile
     farthest = float(np.abs(points.value).max(initial=1.0))
     light = points.weight is not None and profile.compact
-    exact = moments or tolerance < FLOAT32_TOLERANCE or farthest > LARGEST_VALUE or light or not profile.float32
-    float32_from = math.inf if exact else FLOAT32_FROM_COMPACT if profile.compact else FLOAT32_FROM
+    exact = moments or tolerance < _FLOAT32_TOLERANCE or farthest > _LARGEST_VALUE or light or not profile.float32
+    float32_from = math.inf if exact else _FLOAT32_FROM_COMPACT if profile.compact else _FLOAT32_FROM
     # What is left out of moments counts times its distance squared.
     return float32_from, 0.25 * tolerance / farthest * (tolerance if moments else 1.0)
 
@@ -167,10 +167,10 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
     scale = np.sqrt(2 * (points.slope + points.jump))  # so that codes separate points as coordinates do
     query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
     # For few queries, sorting all keys takes longer than visiting them.
-    if len(query) > FEW:
+    if len(query) > _FEW:
         key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
     else:
-        key_order, starts = np.arange(len(key)), block_starts(len(key), KEYS)
+        key_order, starts = np.arange(len(key)), _block_starts(len(key), KEYS)
     own = np.full(len(query), -1)
     if points.own is not None:
         new_index = np.empty(len(key), np.int64)
@@ -186,7 +186,7 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
     return query_order, Data(
         Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own),
         Keys(coordinates, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, column32),
-        make_tree(np.vstack([coordinates, codes]), starts),
+        _make_tree(np.vstack([coordinates, codes]), starts),
         Limits(
             float32_from,
             left_out / float(mass.sum()) if skip else -1.0,
@@ -203,10 +203,10 @@ def neighbours(points: Floats, size: int) -> tuple[Integers, Integers]:
         order = np.argsort(points[:, 0], kind="stable")
     else:
         order = split(points, np.arange(count), size) if features else np.arange(count)
-    return order, block_starts(count, size)
+    return order, _block_starts(count, size)
 
 
-def block_starts(count: int, size: int) -> Integers:
+def _block_starts(count: int, size: int) -> Integers:
     """Where blocks start, and the end of the last one."""
     return np.append(np.arange(0, count, size), count)
 
@@ -222,10 +222,10 @@ def split(points: Floats, order: Integers, size: int) -> Integers:
     return np.concatenate([split(points, halves[:middle], size), split(points, halves[middle:], size)])
 
 
-def make_tree(points: Floats, starts: Integers) -> Tree:
+def _make_tree(points: Floats, starts: Integers) -> Tree:
     """Blocks and groups of blocks of points `[dimensions, points]`, with their boxes `[boxes, 2, dimensions]`."""
     low, high = (extreme.reduceat(points, starts[:-1], axis=1) for extreme in (np.minimum, np.maximum))
-    group_starts = np.append(np.arange(0, len(starts) - 1, GROUP), len(starts) - 1)
+    group_starts = np.append(np.arange(0, len(starts) - 1, _GROUP), len(starts) - 1)
     group_low = np.minimum.reduceat(low, group_starts[:-1], axis=1)
     group_high = np.maximum.reduceat(high, group_starts[:-1], axis=1)
     boxes, group_boxes = (np.stack([a.T, b.T], axis=1) for a, b in ((low, high), (group_low, group_high)))

@@ -28,7 +28,7 @@ Integers = NDArray[np.intp]
 Booleans = NDArray[np.bool_]
 Rows = slice | Integers
 """Some of the rows: a slice copies nothing."""
-LARGEST_SPREAD = 600.0
+_LARGEST_SPREAD = 600.0
 """How much the log weights of two keys may differ: e⁻⁶⁰⁰ does not underflow."""
 
 
@@ -164,44 +164,44 @@ def mean_and_deviation(value: Floats) -> tuple[Floats, Floats]:
 
 def reason_against(engine: str, job: Job) -> str | None:
     """Why an engine for kernels cannot do a job; None if it can."""
-    if kernel_of(job) is None:
+    if _kernel_of(job) is None:
         return f"{engine} needs one of the kernels in regard.scores, got {job.score!r}"
     if job.weigh is not softmax:
         return f"{engine} weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
     if job.dropout:
         return f"{engine} does not support dropout, got {job.dropout}"
-    if not all(part is others or is_per_key(part) for part in parts_of(job.mask)):
+    if not all(part is others or _is_per_key(part) for part in parts_of(job.mask)):
         return f"{engine} supports only the mask regard.masks.others, and masks with one entry per key, [k] or [1, k]"
-    if not biases_are_close(job):
-        return f"{engine} needs biases of keys that differ by less than {LARGEST_SPREAD:g}, or are -inf"
+    if not _biases_are_close(job):
+        return f"{engine} needs biases of keys that differ by less than {_LARGEST_SPREAD:g}, or are -inf"
     if job.query.device.type != "cpu":
         return f"{engine} runs on the CPU, got tensors on {job.query.device}"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in learned_tensors(job)):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _learned_tensors(job)):
         return f"{engine} computes no gradients, but an input requires one"
     if not all(bool(x.isfinite().all()) for x in (job.query, job.key, job.value)):
         return f"{engine} needs finite numbers, got NaN or infinity"
     return None
 
 
-def kernel_of(job: Job) -> Kernel | None:
+def _kernel_of(job: Job) -> Kernel | None:
     """The kernel of the numeric columns, if the score is one of ours."""
     kernel = job.score.kernel if type(job.score) is Mixed else job.score
     return kernel if isinstance(kernel, Kernel) and type(kernel) in KERNELS.values() else None
 
 
-def is_per_key(part: Mask) -> bool:
+def _is_per_key(part: Mask) -> bool:
     """Whether a mask is a tensor with one entry per key, the same for all queries."""
     return isinstance(part, Tensor) and two_dimensional(part).shape[:-1].numel() == 1
 
 
-def biases_are_close(job: Job) -> bool:
+def _biases_are_close(job: Job) -> bool:
     """Whether the weight of no visible key underflows relative to another's."""
-    bias = key_bias(job)
+    bias = _key_bias(job)
     visible = bias[bias > -np.inf]
-    return not len(visible) or bool(visible.max() - visible.min() < LARGEST_SPREAD)
+    return not len(visible) or bool(visible.max() - visible.min() < _LARGEST_SPREAD)
 
 
-def learned_tensors(job: Job) -> Iterator[Tensor]:
+def _learned_tensors(job: Job) -> Iterator[Tensor]:
     """All tensors that may need a gradient."""
     yield from (job.query, job.key, job.value)
     yield from (part for part in parts_of(job.mask) if isinstance(part, Tensor))
@@ -211,7 +211,7 @@ def learned_tensors(job: Job) -> Iterator[Tensor]:
             yield from module.parameters(recurse=False)
 
 
-class KeyWeights(NamedTuple):
+class _KeyWeights(NamedTuple):
     """The weights that masks give to keys, divided by exp(highest), and which keys have any."""
 
     weight: Floats | None  # [visible keys]
@@ -229,9 +229,9 @@ def attend_points(job: Job, pool: Callable[[Points], Pooled]) -> Attended:
     return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + masked.highest).to(dtype))
 
 
-def points_of(job: Job, masked: KeyWeights) -> Iterator[tuple[tuple[int, ...], Points]]:
+def points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...], Points]]:
     """The index in the leading dimensions, and the problem there."""
-    kernel = kernel_of(job)
+    kernel = _kernel_of(job)
     assert kernel is not None  # `reason_against` was asked before
     mixed = job.score if isinstance(job.score, Mixed) else None
     columns = len(mixed.jump) if mixed else 0
@@ -265,17 +265,17 @@ def points_of(job: Job, masked: KeyWeights) -> Iterator[tuple[tuple[int, ...], P
         )
 
 
-def key_weights(job: Job) -> KeyWeights:
+def key_weights(job: Job) -> _KeyWeights:
     """What the masks of a job make of its keys."""
     if not any(isinstance(part, Tensor) for part in parts_of(job.mask)) or not job.keys:
-        return KeyWeights(None, 0.0, np.ones(job.keys, bool))
-    bias = key_bias(job)
+        return _KeyWeights(None, 0.0, np.ones(job.keys, bool))
+    bias = _key_bias(job)
     visible = bias > -np.inf
     highest = float(bias.max()) if visible.any() else 0.0
-    return KeyWeights(np.exp(bias[visible] - highest), highest, visible)
+    return _KeyWeights(np.exp(bias[visible] - highest), highest, visible)
 
 
-def key_bias(job: Job) -> Floats:
+def _key_bias(job: Job) -> Floats:
     """What masks add to the scores of each key, [keys]."""
     bias = np.zeros(job.keys)
     for part in parts_of(job.mask):

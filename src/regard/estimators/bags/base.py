@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Arrays = dict[str, NDArray[Any]]
 
 
-def check_column(name: str, value: object) -> None:
+def _check_column(name: str, value: object) -> None:
     """Raise unless a value names a column of a frame, or is None."""
     if value is not None and not isinstance(value, str | int):
         raise ValueError(f"{name} must be the name of a column or None, got {value!r}")
 
 
-def parse_class_weight(text: str) -> str | None:
+def _parse_class_weight(text: str) -> str | None:
     """The class weight that an option can give."""
     if text not in ("balanced", "none"):
         raise ValueError(f"--class-weight must be balanced or none, got {text!r}; in Python it can be weights by class")
@@ -45,23 +45,23 @@ def parse_class_weight(text: str) -> str | None:
 
 
 @with_settings
-class FeatureSettings:
+class _FeatureSettings:
     """What all estimators over bags share."""
 
     standardise: bool = setting("scale features to mean 0, deviation 1", default=True)
-    bag: str | None = setting("column of a frame that names the bag of each row", default=None, check=check_column)
+    bag: str | None = setting("column of a frame that names the bag of each row", default=None, check=_check_column)
 
 
 @with_settings
-class ClassSettings:
+class _ClassSettings:
     """What all classifiers over bags share."""
 
     class_weight: dict[Any, float] | Literal["balanced"] | None = setting(
-        "balanced, or weights by class", default=None, parse=parse_class_weight
+        "balanced, or weights by class", default=None, parse=_parse_class_weight
     )
 
 
-class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
+class OverBags(_FeatureSettings, BaseEstimator):  # type: ignore[misc]
     """An estimator that takes bags. Methods with an underscore are for subclasses."""
 
     n_features_in_: int
@@ -189,7 +189,7 @@ class OverBags(FeatureSettings, BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ignore[misc]
+class ClassifierOverBags(ClassifierMixin, _ClassSettings, OverBags):  # type: ignore[misc]
     """One class per bag. With two classes there is one output, the logit of the second; with more, one per class."""
 
     def decision_function(self, X: object) -> Floats:  # noqa: N803
@@ -217,7 +217,7 @@ class ClassifierOverBags(ClassifierMixin, ClassSettings, OverBags):  # type: ign
     def _read_classes(self, X: object, y: object) -> tuple[Bags, Integers]:  # noqa: N803
         """Training bags, and the index of each bag's class in `classes_`."""
         bags, target = self._read_training(X, y)
-        missing = [is_missing(label) for label in target.tolist()]
+        missing = [_is_missing(label) for label in target.tolist()]
         if any(missing):
             raise ValueError(f"y must have a class for each bag, got none for {bags.describe(missing.index(True))}")
         check_classification_targets(target)
@@ -263,7 +263,7 @@ class RegressorOverBags(RegressorMixin, OverBags):  # type: ignore[misc]
         return bags, target
 
 
-def is_missing(label: Any) -> bool:
+def _is_missing(label: Any) -> bool:
     """Whether a label is None, NaN, or a missing value of pandas, which need not be installed."""
     return label is None or type(label).__name__ in ("NAType", "NaTType") or bool(label != label)
 

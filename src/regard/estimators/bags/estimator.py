@@ -27,15 +27,15 @@ from regard.estimators.settings import Seeded, seed_of, setting, with_settings
 from regard.models.bag import BagModel
 from regard.training import History, Monitor
 
-PLAIN_RATE, EMBEDDED_RATE = 0.03, 1e-3
-PLAIN_EPOCHS, EMBEDDED_EPOCHS = 300, 100
+_PLAIN_RATE, _EMBEDDED_RATE = 0.03, 1e-3
+_PLAIN_EPOCHS, _EMBEDDED_EPOCHS = 300, 100
 """Default learning rates and epochs without an embedding, and with one."""
 BLOCK = 2**16
 """The largest number of instances in one pass through a network in prediction."""
 
 
 @with_settings
-class NetworkSettings(Seeded):
+class _NetworkSettings(Seeded):
     """What classification and regression by a network share."""
 
     hidden_size: int | None = setting("size of an embedding relu(Wx + b); by default none", default=None)
@@ -50,7 +50,7 @@ class NetworkSettings(Seeded):
     patience: int = setting("epochs without improvement before stopping", default=10)
 
 
-class NetworkOverBags(NetworkSettings, OverBags):
+class _NetworkOverBags(_NetworkSettings, OverBags):
     """Training, outputs and evidence of a network."""
 
     attention: str
@@ -61,7 +61,7 @@ class NetworkOverBags(NetworkSettings, OverBags):
         """Train a new network on bags with one target and one weight each; `strata` are their classes."""
         outputs = 1 if strata is None or strata.max() < 2 else int(strata.max()) + 1
         scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
-        rate, epochs = (PLAIN_RATE, PLAIN_EPOCHS) if self.hidden_size is None else (EMBEDDED_RATE, EMBEDDED_EPOCHS)
+        rate, epochs = (_PLAIN_RATE, _PLAIN_EPOCHS) if self.hidden_size is None else (_EMBEDDED_RATE, _EMBEDDED_EPOCHS)
         schedule = Schedule(
             learning_rate=self.learning_rate or rate,
             weight_decay=self.weight_decay,
@@ -113,7 +113,7 @@ class NetworkOverBags(NetworkSettings, OverBags):
 
 
 @with_settings
-class BagClassifier(NetworkOverBags, ClassifierOverBags):
+class BagClassifier(_NetworkOverBags, ClassifierOverBags):
     """Attention over the instances of a bag, for one class per bag.
 
     Without a hidden size the scores are vᵀx and the outputs uᵀx of the features. With one they are of an embedding h,
@@ -141,12 +141,12 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
         bags, index = self._read_classes(X, y)
         weight = torch.from_numpy(self._class_weights(index)[index]).float()
         target, two = torch.from_numpy(index), len(self.classes_) == 2
-        self._train(bags, target.float() if two else target, weight, logistic if two else cross_entropy, index)
+        self._train(bags, target.float() if two else target, weight, _logistic if two else cross_entropy, index)
         return self
 
 
 @with_settings
-class BagRegressor(NetworkOverBags, RegressorOverBags):
+class BagRegressor(_NetworkOverBags, RegressorOverBags):
     """Attention over the instances of a bag, for one number per bag.
 
     attention="linear" is ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ) = b + tr(XᵀX vuᵀ), where vᵀx is the weight of an instance. It is
@@ -180,7 +180,7 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
             self._fit_linear(bags, standard, spread)
             self.intercept_ = float(np.mean(target - bags.sums(self._products(bags))))
             return self
-        self._train(bags, torch.from_numpy(standard).float(), torch.ones(len(bags)), squared_error)
+        self._train(bags, torch.from_numpy(standard).float(), torch.ones(len(bags)), _squared_error)
         self.network_.read.weight *= spread  # so that outputs and evidence are in the units of y
         self.network_.read.bias.mul_(spread).add_(centre)
         return self
@@ -239,7 +239,7 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
             self.u_, self.v_, self.intercept_ = arrays["u"], arrays["v"], arrays["intercept"].item()
 
 
-def logistic(output: Tensor, target: Tensor) -> Tensor:
+def _logistic(output: Tensor, target: Tensor) -> Tensor:
     """The log loss of one logit, for two classes."""
     return functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
 
@@ -248,6 +248,6 @@ cross_entropy = partial(functional.cross_entropy, reduction="none")
 """The log loss of one logit per class."""
 
 
-def squared_error(output: Tensor, target: Tensor) -> Tensor:
+def _squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Half the squared error."""
     return 0.5 * (output[:, 0] - target).square()

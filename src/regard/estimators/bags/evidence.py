@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-BARS = 12
+_BARS = 12
 """The largest number of instances in a plot."""
 
 
@@ -87,7 +87,7 @@ class BagEvidence:
         from regard.plots import evidence_bars
 
         bag = self._bag_index(query)
-        top = np.flatnonzero(self.index[bag] >= 0)[:BARS]
+        top = np.flatnonzero(self.index[bag] >= 0)[:_BARS]
         index, weight, best = self.index[bag][top], self.weight[bag][top], self.supported[bag][top]
         rest = max(0.0, 1.0 - float(weight.sum()))
         values = self.contribution[bag][top, best] if self.classes is None else [f"{self.classes[one]}" for one in best]

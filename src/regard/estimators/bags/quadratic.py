@@ -35,12 +35,12 @@ from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, Re
 from regard.estimators.common import all_or_nothing
 from regard.estimators.settings import setting, with_settings
 
-Solver = Literal["primal", "dual"]
-TABLE_LIMIT = 2**25
+_Solver = Literal["primal", "dual"]
+_TABLE_LIMIT = 2**25
 """The largest number of entries in the table of products of all bags."""
 KERNEL_BLOCK = 2**22
 """The largest number of entries in a block of the kernel between instances."""
-SMALLEST_EIGENVALUE = 1e-2
+_SMALLEST_EIGENVALUE = 1e-2
 """Smallest eigenvalue of a start, relative to the largest: if u equals v, their gradients are equal too."""
 
 
@@ -75,7 +75,7 @@ class QuadraticRegressor(RegressorOverBags):
         if self.rank is not None and self.rank > self.n_features_in_:
             raise ValueError(f"rank must be at most {self.n_features_in_}, the number of features, got {self.rank}")
         scaled = self._scaled(bags)
-        self.solver_ = solver_for(bags)
+        self.solver_ = _solver_for(bags)
         weight = ridge(scaled, target, self.alpha, self.solver_)
         if self.rank is not None:
             weight = fit_rank(scaled, target, weight, self.rank, self.alpha)
@@ -91,7 +91,7 @@ class QuadraticRegressor(RegressorOverBags):
         return quadratic(bags, self.weight_)[:, None] + self.intercept_
 
     def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
-        contribution = instance_forms(bags, self.weight_)
+        contribution = _instance_forms(bags, self.weight_)
         return fractions(np.abs(contribution), bags), contribution[:, None]
 
     def _arrays(self) -> Arrays:
@@ -106,7 +106,7 @@ class QuadraticRegressor(RegressorOverBags):
         self.solver_ = "primal" if arrays["primal"] else "dual"
 
 
-class FlatModel(OverBags):
+class _FlatModel(OverBags):
     """A linear model of all features at all positions of a bag."""
 
     n_instances_in_: int
@@ -151,7 +151,7 @@ class FlatModel(OverBags):
 
 
 @with_settings
-class FlatClassifier(FlatModel, ClassifierOverBags):
+class FlatClassifier(_FlatModel, ClassifierOverBags):
     """Logistic regression on vec(X), for bags of one size whose instances have an order.
 
     >>> import numpy as np
@@ -174,7 +174,7 @@ class FlatClassifier(FlatModel, ClassifierOverBags):
 
 
 @with_settings
-class FlatRegressor(FlatModel, RegressorOverBags):
+class FlatRegressor(_FlatModel, RegressorOverBags):
     """Ridge regression on vec(X), for bags of one size whose instances have an order.
 
     >>> import numpy as np
@@ -202,10 +202,10 @@ def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
 
 def quadratic(bags: Bags, weight: Floats) -> Floats:
     """tr(XᵀX W) of each bag, [B]."""
-    return bags.sums(instance_forms(bags, weight))
+    return bags.sums(_instance_forms(bags, weight))
 
 
-def instance_forms(bags: Bags, weight: Floats) -> Floats:
+def _instance_forms(bags: Bags, weight: Floats) -> Floats:
     """xᵀ W x of each instance, [N]."""
     return np.asarray(np.einsum("nd,nd->n", bags.instances @ weight, bags.instances))
 
@@ -236,7 +236,7 @@ def gram(bags: Bags) -> Floats:
     total, size = bags.instances.shape
     entries = len(bags) * size * (size + 1) // 2
     cheap = total * size**2 + len(bags) * entries <= total**2 * size
-    if cheap and entries <= TABLE_LIMIT:
+    if cheap and entries <= _TABLE_LIMIT:
         table = products(bags)
         return table @ table.T
     return kernel(bags)
@@ -253,15 +253,15 @@ def kernel(bags: Bags) -> Floats:
     return values
 
 
-def solver_for(bags: Bags) -> Solver:
+def _solver_for(bags: Bags) -> _Solver:
     """The primal solver if the d(d+1)/2 products are no more than the bags, else the dual."""
     size = bags.instances.shape[1]
     return "primal" if size * (size + 1) // 2 <= len(bags) else "dual"
 
 
-def ridge(bags: Bags, y: Floats, alpha: float | None, solver: Solver | None = None) -> Floats:
+def ridge(bags: Bags, y: Floats, alpha: float | None, solver: _Solver | None = None) -> Floats:
     """W with the smallest squared error plus α‖W‖²_F, [d, d]; None: the alpha with the best leave-one-out error."""
-    return (primal if (solver or solver_for(bags)) == "primal" else dual)(bags, y - y.mean(), alpha)
+    return (primal if (solver or _solver_for(bags)) == "primal" else dual)(bags, y - y.mean(), alpha)
 
 
 def primal(bags: Bags, y: Floats, alpha: float | None) -> Floats:
@@ -270,7 +270,7 @@ def primal(bags: Bags, y: Floats, alpha: float | None) -> Floats:
     table -= table.mean(axis=0)
     left, value, right = np.linalg.svd(table, full_matrices=False)
     if alpha is None:
-        alpha = best_alpha(value**2, left, y)
+        alpha = _best_alpha(value**2, left, y)
     return symmetric_matrix(right.T @ (left.T @ y * value / (value**2 + alpha)), bags.instances.shape[1])
 
 
@@ -282,13 +282,13 @@ def dual(bags: Bags, y: Floats, alpha: float | None) -> Floats:
     value, vector = np.linalg.eigh(centred_kernel)
     value = np.maximum(value, 0.0)
     if alpha is None:
-        alpha = best_alpha(value, vector, y)
+        alpha = _best_alpha(value, vector, y)
     coefficient = vector @ (vector.T @ y / (value + alpha))
     weight = bags.instances.T @ (bags.instances * coefficient[bags.bag_index, None])
     return np.asarray((weight + weight.T) / 2)
 
 
-def best_alpha(value: Floats, vector: Floats, y: Floats) -> float:
+def _best_alpha(value: Floats, vector: Floats, y: Floats) -> float:
     """The alpha with the smallest leave-one-out error, from squared singular values [r] and left vectors [bags, r]."""
     largest = float(value.max(initial=0.0))
     scale = largest if largest > 1e-200 else 1.0  # if all products are 0, any alpha is as good
@@ -306,7 +306,7 @@ def leave_one_out(value: Floats, vector: Floats, y: Floats, alpha: float) -> Flo
 def pair_of(weight: Floats) -> tuple[Floats, Floats]:
     """The u and v whose (uvᵀ + vuᵀ)/2 has the largest positive and the most negative eigenvalue of W."""
     value, vector = np.linalg.eigh(weight)
-    smallest = SMALLEST_EIGENVALUE * (max(value[-1], -value[0]) or 1.0)
+    smallest = _SMALLEST_EIGENVALUE * (max(value[-1], -value[0]) or 1.0)
     positive = math.sqrt(max(value[-1], smallest)) * vector[:, -1]
     negative = math.sqrt(max(-value[0], smallest)) * vector[:, 0]
     return positive + negative, positive - negative
@@ -324,7 +324,7 @@ def fit_pair(bags: Bags, y: Floats, start: tuple[Floats, Floats], decay: float) 
         gradient = np.concatenate([(each * along_v) @ x, (each * along_u) @ x]) + decay * both
         return 0.5 * float(np.mean(error**2)) + 0.5 * decay * float(both @ both), gradient
 
-    both = minimise(loss, np.concatenate(start))
+    both = _minimise(loss, np.concatenate(start))
     return both[:size], both[size:]
 
 
@@ -347,11 +347,11 @@ def fit_rank(bags: Bags, y: Floats, weight: Floats, rank: int, alpha: float) -> 
         return (float(error @ error) + alpha * float(np.sum(inner * inner.T))) / unit, gradient.ravel() / unit
 
     start = vector[:, largest] * np.sqrt(np.abs(value[largest]))
-    factor = minimise(loss, start.ravel()).reshape(size, -1)  # [d · rank] → [d, rank]
+    factor = _minimise(loss, start.ravel()).reshape(size, -1)  # [d · rank] → [d, rank]
     return np.asarray((factor * sign) @ factor.T)
 
 
-def minimise(loss: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
+def _minimise(loss: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
     """The minimum that L-BFGS finds from a start; warns if it reaches its limit of steps."""
     options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
     result = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)

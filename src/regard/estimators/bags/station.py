@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Case = Literal["linear", "softmax"]
-TEST_BAGS, SIZE, FEATURES, RANK = 1000, 5, 10, 4
-SHOWN_BAGS = 6
-FLAT, FULL, LOW, LINEAR, SOFTMAX = (
+_TEST_BAGS, SIZE, FEATURES, RANK = 1000, 5, 10, 4
+_SHOWN_BAGS = 6
+FLAT, _FULL, LOW, LINEAR, SOFTMAX = (
     "flat",
     "full quadratic",
     f"quadratic, rank {RANK}",
@@ -40,7 +40,7 @@ FLAT, FULL, LOW, LINEAR, SOFTMAX = (
 )
 PARAMETERS = {
     FLAT: SIZE * FEATURES,
-    FULL: FEATURES * (FEATURES + 1) // 2,
+    _FULL: FEATURES * (FEATURES + 1) // 2,
     LOW: RANK * FEATURES - RANK * (RANK - 1) // 2,
     LINEAR: 2 * FEATURES,
     SOFTMAX: 2 * FEATURES,
@@ -53,14 +53,17 @@ CASES: dict[Case, str] = {
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Planted bags, whose answer is known; then digits, whose answer can be seen."""
-    yield from planted_station(seed, quick)
-    yield from digits_station(folder, seed, quick)
+    yield from _planted_station(seed, quick)
+    yield from _digits_station(folder, seed, quick)
 
 
-def planted_station(seed: int, quick: bool) -> Iterator[Finding]:
+def _planted_station(seed: int, quick: bool) -> Iterator[Finding]:
     """How many bags each model needs."""
     counts, repeats = ((20, 40, 80), 1) if quick else ((10, 20, 40, 80, 160, 320), 3)
-    comparisons: tuple[tuple[Case, str, str, int], ...] = (("softmax", SOFTMAX, FLAT, 80), ("linear", LINEAR, FULL, 40))
+    comparisons: tuple[tuple[Case, str, str, int], ...] = (
+        ("softmax", SOFTMAX, FLAT, 80),
+        ("linear", LINEAR, _FULL, 40),
+    )
     errors = {}
     for case, model, baseline, count in comparisons:
         errors[case] = sample_errors(case, counts, range(seed, seed + repeats))
@@ -84,7 +87,7 @@ def models() -> dict[str, RegressorOverBags]:
     """The models to compare, not fitted."""
     return {
         FLAT: FlatRegressor(),
-        FULL: QuadraticRegressor(),
+        _FULL: QuadraticRegressor(),
         LOW: QuadraticRegressor(rank=RANK),
         LINEAR: BagRegressor("linear", init="spectral"),
         SOFTMAX: BagRegressor(learning_rate=0.03, epochs=300, verbose=False),
@@ -93,7 +96,7 @@ def models() -> dict[str, RegressorOverBags]:
 
 def relative_error(model: RegressorOverBags, attention: Case, count: int, seed: int) -> float:
     """The error of a model fitted on `count` bags, in standard deviations of the target."""
-    bags, y, _, _ = planted_bags(count + TEST_BAGS, FEATURES, SIZE, attention, seed=seed)
+    bags, y, _, _ = planted_bags(count + _TEST_BAGS, FEATURES, SIZE, attention, seed=seed)
     predicted = model.fit(bags[:count], y[:count]).predict(bags[count:])
     return float(np.sqrt(np.mean(np.square(predicted - y[count:]))) / y[count:].std())
 
@@ -120,7 +123,7 @@ def draw_samples(
     figure.legend(*handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def digits_station(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+def _digits_station(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Is there a 9 among the digits? The model never learns which one it is."""
     import pandas as pd
     from sklearn.datasets import load_digits
@@ -147,7 +150,7 @@ def digits_station(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     correct = float(np.mean([digit[new_rows[bag][evidence.index[bag, 0]]] == 9 for bag in nines]))
     chance = float(np.mean([(digit[new_rows[bag]] == 9).mean() for bag in nines]))
     yield Row(f"… {len(nines)} with a 9", "largest weight on a 9", "fraction", correct, "at random", chance)
-    shown = [bag for bag in nines.tolist() if len(new_rows[bag]) > 4][:SHOWN_BAGS]
+    shown = [bag for bag in nines.tolist() if len(new_rows[bag]) > 4][:_SHOWN_BAGS]
     yield Picture(
         "digits",
         draw_bags([(pixels[new_rows[bag]], instance_weights(evidence, bag)) for bag in shown]),

@@ -19,7 +19,7 @@ from regard.training import History, Monitor, Recipe, train
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [count, outputs] and targets [count] to the loss of each bag, [count]."""
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+_Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Some bags as the network takes them: instances [n, d], the bag of each [n], targets and weights [count]."""
 
 
@@ -69,11 +69,11 @@ def train_network(
     training, validation = split(len(bags), strata, schedule.validation_fraction, schedule.seed)
     mean_weight = weight.mean()
 
-    def batch_of(chosen: Integers) -> Batch:
+    def batch_of(chosen: Integers) -> _Batch:
         some = bags.take(chosen)
         return torch.from_numpy(some.instances), torch.from_numpy(some.bag_index), target[chosen], weight[chosen]
 
-    def batch_loss(batch: Batch) -> Tensor:
+    def batch_loss(batch: _Batch) -> Tensor:
         instance, bag, y, each_weight = batch
         return (loss(network(instance, bag, len(y)), y) * each_weight).mean() / mean_weight
 
@@ -81,7 +81,7 @@ def train_network(
     size = schedule.batch_size or len(training)
     whole = [batch_of(training)] if size >= len(training) else None
 
-    def batches(epoch: int) -> Iterable[Batch]:
+    def batches(epoch: int) -> Iterable[_Batch]:
         return whole or Batches(random.permutation(training), size, batch_of)
 
     with torch.random.fork_rng(devices=[]):  # our seed must not change the caller's random numbers
@@ -121,11 +121,11 @@ def split(count: int, strata: Integers | None, fraction: float | None, seed: int
 class Batches:
     """The batches of an epoch, each made when it is needed."""
 
-    def __init__(self, order: Integers, size: int, make: Callable[[Integers], Batch]) -> None:
+    def __init__(self, order: Integers, size: int, make: Callable[[Integers], _Batch]) -> None:
         self.order, self.size, self.make = order, size, make
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[_Batch]:
         return (self.make(self.order[start : start + self.size]) for start in range(0, len(self.order), self.size))

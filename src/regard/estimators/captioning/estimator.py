@@ -64,7 +64,7 @@ from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SCALE_IMAGES = 500
+_SCALE_IMAGES = 500
 """The maximum number of images by whose grids those of a frozen encoder are scaled."""
 
 
@@ -165,7 +165,7 @@ class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
         """Train the decoder, and an encoder that is not frozen."""
         model: nn.Module = decoder if encoder.frozen else nn.ModuleDict({"sight": encoder, "decoder": decoder})
         if encoder.frozen:
-            decoder.fit_scaling(grids(torch.randperm(len(data.training))[:SCALE_IMAGES]))
+            decoder.fit_scaling(grids(torch.randperm(len(data.training))[:_SCALE_IMAGES]))
         optimizer = adamw(model, self.learning_rate, self.weight_decay)
 
         def batches(epoch: int) -> CaptionBatches:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WORD = re.compile(r"\w+(?:['’\-]\w+)*")
-MAX_ORDER, SIGMA = 4, 6.0
+_MAX_ORDER, _SIGMA = 4, 6.0
 """Words in the longest n-grams, and σ of CIDEr-D."""
 
 Words: TypeAlias = Sequence[str]
-Ngrams: TypeAlias = Counter[tuple[str, ...]]
+_Ngrams: TypeAlias = Counter[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ def caption_scores(captions: Sequence[str], references: Sequence[Sequence[str]])
     >>> {name: round(score, 1) for name, score in scores.items()}
     {'BLEU-1': 100.0, 'BLEU-2': 91.3, 'BLEU-3': 85.5, 'BLEU-4': 88.9, 'CIDEr-D': 6.3}
     """
-    check_references(captions, references)
+    _check_references(captions, references)
     caption_words = [words(caption) for caption in captions]
     reference_words = [[words(reference) for reference in several] for several in references]
     scores = {f"BLEU-{order}": score for order, score in enumerate(bleu(caption_words, reference_words), 1)}
     return scores | {"CIDEr-D": cider_d(caption_words, reference_words)}
 
 
-def check_references(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def _check_references(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     """Raise unless each image has one caption and at least one reference with a word."""
     if len(captions) != len(references) or not len(captions):
         raise ValueError(
@@ -144,11 +144,11 @@ def bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> li
     lengths = {"sys_len": counts.sys_len, "ref_len": counts.ref_len}
     return [
         BLEU.compute_bleu(counts.counts[:order], counts.totals[:order], **lengths, max_ngram_order=order).score
-        for order in range(1, MAX_ORDER + 1)
+        for order in range(1, _MAX_ORDER + 1)
     ]
 
 
-def count_ngrams(sentence: Words, size: int) -> Ngrams:
+def _count_ngrams(sentence: Words, size: int) -> _Ngrams:
     """The count of each n-gram of a size."""
     return Counter(tuple(sentence[start : start + size]) for start in range(len(sentence) - size + 1))
 
@@ -156,21 +156,21 @@ def count_ngrams(sentence: Words, size: int) -> Ngrams:
 def cider_d(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> float:
     """CIDEr-D of a corpus. Document frequencies are those of the references: one image alone scores 0."""
     total = 0.0
-    for size in range(1, MAX_ORDER + 1):
-        counts = [[count_ngrams(reference, size) for reference in several] for several in references]
-        images: Ngrams = Counter(ngram for several in counts for ngram in set().union(*several))
+    for size in range(1, _MAX_ORDER + 1):
+        counts = [[_count_ngrams(reference, size) for reference in several] for several in references]
+        images: _Ngrams = Counter(ngram for several in counts for ngram in set().union(*several))
         idf = {ngram: math.log(len(references) / count) for ngram, count in images.items()}
         unseen = math.log(len(references))  # as if it were in one image
         for caption, sentences, vectors in zip(captions, references, counts, strict=True):
-            ours = {ngram: count * idf.get(ngram, unseen) for ngram, count in count_ngrams(caption, size).items()}
+            ours = {ngram: count * idf.get(ngram, unseen) for ngram, count in _count_ngrams(caption, size).items()}
             for sentence, vector in zip(sentences, vectors, strict=True):
                 theirs = {ngram: count * idf[ngram] for ngram, count in vector.items()}
-                length_factor = math.exp(-((len(caption) - len(sentence)) ** 2) / (2 * SIGMA**2))
-                total += length_factor * clipped_cosine(ours, theirs) / len(sentences)
-    return 10 * total / (MAX_ORDER * len(captions))
+                length_factor = math.exp(-((len(caption) - len(sentence)) ** 2) / (2 * _SIGMA**2))
+                total += length_factor * _clipped_cosine(ours, theirs) / len(sentences)
+    return 10 * total / (_MAX_ORDER * len(captions))
 
 
-def clipped_cosine(ours: dict[tuple[str, ...], float], theirs: dict[tuple[str, ...], float]) -> float:
+def _clipped_cosine(ours: dict[tuple[str, ...], float], theirs: dict[tuple[str, ...], float]) -> float:
     """min(a, b) · b / (‖a‖ ‖b‖): an n-gram that is repeated more often than in the reference counts no more."""
     product = sum(min(value, theirs[ngram]) * theirs[ngram] for ngram, value in ours.items() if ngram in theirs)
     norms = math.hypot(*ours.values()) * math.hypot(*theirs.values())

@@ -25,10 +25,10 @@ from regard.models.image_encoders import SmallResNet, check_grid, efficientnet_l
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-ENCODERS: dict[str, Callable[[], nn.Module]] = {"small": SmallResNet, "efficientnet-lite0": efficientnet_lite0}
-DEFAULT_SIZE = 224
+_ENCODERS: dict[str, Callable[[], nn.Module]] = {"small": SmallResNet, "efficientnet-lite0": efficientnet_lite0}
+_DEFAULT_SIZE = 224
 """Height and width in pixels of images for an encoder without an `image_size`."""
-IMAGES_PER_BATCH = 64
+_IMAGES_PER_BATCH = 64
 
 Grids: TypeAlias = Callable[[Tensor], Tensor]
 """From the indices of images, [batch], to their grids, [batch, cells, channels]."""
@@ -45,7 +45,7 @@ class GridEncoder(nn.Module):
     def __init__(self, encoder: nn.Module, image_size: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.image_size = int(image_size or getattr(encoder, "image_size", DEFAULT_SIZE) or DEFAULT_SIZE)
+        self.image_size = int(image_size or getattr(encoder, "image_size", _DEFAULT_SIZE) or _DEFAULT_SIZE)
         self.channels, rows, columns = check_grid(encoder, self.image_size)
         self.shape = rows, columns
 
@@ -76,14 +76,14 @@ class GridEncoder(nn.Module):
 
 def check_encoder(name: str, value: object) -> None:
     """Raise unless a setting is the name of an encoder, or a module."""
-    if not isinstance(value, nn.Module) and not (isinstance(value, str) and value in ENCODERS):
-        raise ValueError(f"{name} must be {', '.join(ENCODERS)} or an nn.Module, got {value!r}")
+    if not isinstance(value, nn.Module) and not (isinstance(value, str) and value in _ENCODERS):
+        raise ValueError(f"{name} must be {', '.join(_ENCODERS)} or an nn.Module, got {value!r}")
 
 
 def make_encoder(encoder: str | nn.Module, image_size: int | None) -> GridEncoder:
     """An encoder by name, with new weights; or a copy of a user's encoder."""
     check_encoder("encoder", encoder)
-    made = ENCODERS[encoder]() if isinstance(encoder, str) else copy.deepcopy(encoder)
+    made = _ENCODERS[encoder]() if isinstance(encoder, str) else copy.deepcopy(encoder)
     return GridEncoder(made, image_size)
 
 
@@ -126,8 +126,8 @@ def open_grids(
 @torch.inference_mode()
 def encode_batches(encoder: GridEncoder, images: Sequence[ImageSource]) -> Iterator[Tensor]:
     """The grids of images, `[some, cells, channels]` at a time."""
-    for start in range(0, len(images), IMAGES_PER_BATCH):
-        yield encoder.grids(read_images(images[start : start + IMAGES_PER_BATCH], encoder.image_size))
+    for start in range(0, len(images), _IMAGES_PER_BATCH):
+        yield encoder.grids(read_images(images[start : start + _IMAGES_PER_BATCH], encoder.image_size))
 
 
 def caption_tokens(

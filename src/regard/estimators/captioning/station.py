@@ -31,11 +31,11 @@ SETTINGS: dict[str, Any] = {
     "warm": 50,
 }
 """The settings that all captioners here share."""
-SPREAD = 0.1
+_SPREAD = 0.1
 """λ of the captioner with the doubly stochastic term."""
-TEST_SCENES, WEIGHED_SCENES = 200, 40
+_TEST_SCENES, _WEIGHED_SCENES = 200, 40
 """The number of new scenes that are captioned, and of those whose weights are measured."""
-DRAWN_WORDS, DRAWN_SCENES = 9, 3
+_DRAWN_WORDS, _DRAWN_SCENES = 9, 3
 """The number of words of the caption that is drawn, and of scenes whose total weights are drawn."""
 
 
@@ -55,7 +55,7 @@ class OneVector(nn.Module):
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Scenes of shapes, one encoder, and four ways to use its grid."""
-    training, test = scenes(100 if quick else 2000, seed), scenes(WEIGHED_SCENES if quick else TEST_SCENES, seed + 1)
+    training, test = scenes(100 if quick else 2000, seed), scenes(_WEIGHED_SCENES if quick else _TEST_SCENES, seed + 1)
     settings = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
 
     def fit(attention: str, **changed: Any) -> Captioner:
@@ -64,17 +64,17 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     soft = fit("soft")
     encoder = soft.encoder_.encoder  # trained, and now frozen: the captioners below encode each image once
     data = f"{len(test.captions)} new scenes"
-    baseline = exact(fit("soft", encoder=OneVector(encoder)), test)
-    yield Row(data, "soft attention", "exact", exact(soft, test), "one vector, the mean", baseline)
+    baseline = _exact(fit("soft", encoder=OneVector(encoder)), test)
+    yield Row(data, "soft attention", "exact", _exact(soft, test), "one vector, the mean", baseline)
     hard = fit("hard", encoder=encoder)
-    yield Row(data, "hard attention", "exact", exact(hard, test), "one vector, the mean", baseline)
+    yield Row(data, "hard attention", "exact", _exact(hard, test), "one vector, the mean", baseline)
     yield from nouns(soft, hard, test)
-    even = fit("soft", encoder=encoder, spread=SPREAD, epochs=1 if quick else 3)
+    even = fit("soft", encoder=encoder, spread=_SPREAD, epochs=1 if quick else 3)
     yield from coverage(soft, even, test)
     yield from save(folder, soft, hard, test)
 
 
-def exact(captioner: Captioner, test: Scenes) -> float:
+def _exact(captioner: Captioner, test: Scenes) -> float:
     """The fraction of scenes whose captions are right to the letter."""
     captions = captioner.caption(list(test.images), beam=1)
     return float(np.mean([one == other for one, other in zip(captions, test.captions, strict=True)]))
@@ -82,7 +82,7 @@ def exact(captioner: Captioner, test: Scenes) -> float:
 
 def weights(captioner: Captioner, test: Scenes) -> list[NDArray[np.float64]]:
     """The weights `[words, rows, columns]` of the right captions of some scenes."""
-    return [captioner.evidence(test.images[i], test.captions[i]).weight for i in range(WEIGHED_SCENES)]
+    return [captioner.evidence(test.images[i], test.captions[i]).weight for i in range(_WEIGHED_SCENES)]
 
 
 def nouns(soft: Captioner, hard: Captioner, test: Scenes) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def nouns(soft: Captioner, hard: Captioner, test: Scenes) -> Iterator[Finding]:
             areas.append(float(cells.mean()))
     fraction, area = float(np.mean(fractions)), float(np.mean(areas))
     yield Row(f"… {len(fractions)} nouns", "weight on the object", "fraction", fraction, "equal weights", area)
-    index = next(index for index, caption in enumerate(test.captions) if len(caption.split()) == DRAWN_WORDS)
+    index = next(index for index, caption in enumerate(test.captions) if len(caption.split()) == _DRAWN_WORDS)
     image, caption = test.images[index], test.captions[index]
     evidence = {"soft": soft.evidence(image, caption), "hard": hard.evidence(image, caption)}
     yield Picture(
@@ -119,8 +119,8 @@ def coverage(without: Captioner, even: Captioner, test: Scenes) -> Iterator[Find
     }
     variation = {name: float(np.mean([unevenness(one) for one in several])) for name, several in totals.items()}
     yield Row(
-        f"… {WEIGHED_SCENES} of them",
-        f"soft, λ = {SPREAD}",
+        f"… {_WEIGHED_SCENES} of them",
+        f"soft, λ = {_SPREAD}",
         "unevenness",
         variation["with it"],
         "λ = 0",
@@ -129,7 +129,7 @@ def coverage(without: Captioner, even: Captioner, test: Scenes) -> Iterator[Find
     )
     yield Picture(
         "coverage",
-        draw_coverage(test.images[:DRAWN_SCENES], {name: several[:DRAWN_SCENES] for name, several in totals.items()}),
+        draw_coverage(test.images[:_DRAWN_SCENES], {name: several[:_DRAWN_SCENES] for name, several in totals.items()}),
         "With the doubly stochastic term, the words look at more cells",
         "The total weight of each cell over all words, Σₜ α_ti; the grey lines are the objects. There are fewer words"
         " than cells, so not every cell can have the weight 1 that the term λ Σᵢ (1 − Σₜ α_ti)² asks for; it spreads"

@@ -25,7 +25,7 @@ from regard.models.captioner import CaptionDecoder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-VALIDATION_IMAGES = 500
+_VALIDATION_IMAGES = 500
 """The maximum number of images that are captioned in a validation."""
 
 Captions: TypeAlias = Sequence[str | Sequence[str]]
@@ -78,43 +78,43 @@ def prepare_data(
     """The data to train and validate with; a warning says what is left out."""
     images = as_images(images)
     matched = match_captions(images, captions)
-    training = examples(images, matched.indices, matched.captions)
+    training = _examples(images, matched.indices, matched.captions)
     if validation.given is None:
         indices, held_out = split_images(len(training), validation.fraction, validation.seed)
         training, validating = [training[index] for index in indices], [training[index] for index in held_out]
     else:
         others = as_images(validation.given[0])
         given = match_captions(others, validation.given[1])
-        validating = examples(others, given.indices, given.captions)
+        validating = _examples(others, given.indices, given.captions)
     scorable = [example for example in validating if has_words(example.captions)]
     if not scorable:
         raise ValueError(
             f"at least one image to validate with must have a caption with a word, got none in {len(validating)} images"
         )
-    tokenizer = make_tokenizer(all_captions(training))
+    tokenizer = make_tokenizer(_all_captions(training))
     caption_images, tokens, unused = encode_captions(tokenizer, [example.captions for example in training], longest)
     skipped = matched.skipped | unused
     skipped["unscored"] = len(validating) - len(scorable)
     left_out = describe_skipped(skipped, images)
     if left_out:
         warnings.warn(f"left out: {left_out}", stacklevel=3)
-    return TrainingData(training, scorable[:VALIDATION_IMAGES], tokenizer, caption_images, tokens, skipped)
+    return TrainingData(training, scorable[:_VALIDATION_IMAGES], tokenizer, caption_images, tokens, skipped)
 
 
-def examples(images: Sequence[ImageSource], indices: list[int], captions: list[list[str]]) -> list[Example]:
+def _examples(images: Sequence[ImageSource], indices: list[int], captions: list[list[str]]) -> list[Example]:
     """Images by index, with their captions."""
     return [Example(images[index], several) for index, several in zip(indices, captions, strict=True)]
 
 
-def all_captions(several: Sequence[Example]) -> list[str]:
+def _all_captions(several: Sequence[Example]) -> list[str]:
     """The captions of all examples."""
     return [caption for example in several for caption in example.captions]
 
 
 def data_of_run(data: TrainingData, encoder: GridEncoder) -> Iterator[str]:
     """Texts that identify what a run is trained and validated with, so that it is not resumed with other data."""
-    yield from all_captions(data.training)
-    yield from all_captions(data.validation)
+    yield from _all_captions(data.training)
+    yield from _all_captions(data.validation)
     yield from (image_hash(image, encoder.image_size) for image in data.images)
     yield fingerprint(encoder, half=False)
 

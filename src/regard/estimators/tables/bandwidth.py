@@ -32,16 +32,16 @@ from regard.progress import ProgressBar
 from regard.training import History
 
 Bandwidth = float | Sequence[float] | Literal["scott", "silverman", "cv", "aicc", "learn"]
-RULES = ("scott", "silverman")
-SEARCHES = ("cv", "aicc")
-CHOICES = (*RULES, *SEARCHES, "learn")
+_RULES = ("scott", "silverman")
+_SEARCHES = ("cv", "aicc")
+_CHOICES = (*_RULES, *_SEARCHES, "learn")
 GRID = np.arange(-6, 6.5, 0.5)
 """Powers of 2 times the rule's bandwidth that a search tries first."""
-COARSE_GRID_ROWS = 20_000
+_COARSE_GRID_ROWS = 20_000
 """Number of rows from which a search tries only every other point of the grid."""
-MIN_EXPONENT, MAX_EXPONENT = -8.0, 14.0
+_MIN_EXPONENT, _MAX_EXPONENT = -8.0, 14.0
 """Bounds on the exponent of a single feature's factor: at the upper one, the feature has no influence."""
-MIN_CATEGORY_EXPONENT = -40.0
+_MIN_CATEGORY_EXPONENT = -40.0
 """Lower bound on the exponent of the odds of λ: at it, other categories have no weight."""
 RIDGES = (1e-2, 1e-6, 1e-10)
 """Ridges on the slopes of local lines, of which a search takes the best."""
@@ -52,8 +52,8 @@ left out in turn."""
 
 def check_bandwidth(name: str, value: object) -> None:
     """Raise on an unknown word. Numbers are checked when the columns are known."""
-    if isinstance(value, str) and value not in CHOICES:
-        raise ValueError(f"{name} must be a number, one per column, or one of {', '.join(CHOICES)}, got {value!r}")
+    if isinstance(value, str) and value not in _CHOICES:
+        raise ValueError(f"{name} must be a number, one per column, or one of {', '.join(_CHOICES)}, got {value!r}")
 
 
 def parse_bandwidth(text: str) -> Bandwidth:
@@ -65,7 +65,7 @@ def parse_bandwidth(text: str) -> Bandwidth:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-class BandwidthChoice(NamedTuple):
+class _BandwidthChoice(NamedTuple):
     """A smoother with its bandwidth."""
 
     smoother: Smoother
@@ -75,27 +75,27 @@ class BandwidthChoice(NamedTuple):
 
 def choose_bandwidth(
     smoother: Smoother, columns: Columns, bandwidth: Bandwidth, metric: str, random_state: object, progress: bool
-) -> BandwidthChoice:
+) -> _BandwidthChoice:
     """The smoother with the requested bandwidth; on entry it has Scott's."""
-    if metric != "scalar" and not (isinstance(bandwidth, str) and bandwidth in (*SEARCHES, "learn")):
+    if metric != "scalar" and not (isinstance(bandwidth, str) and bandwidth in (*_SEARCHES, "learn")):
         raise ValueError(
             f"metric={metric!r} says what is searched or learned: it needs bandwidth='cv' or 'aicc' for one a column,"
             f" or 'learn' for a matrix too, got bandwidth={bandwidth!r}"
         )
     if not isinstance(bandwidth, str):
-        return BandwidthChoice(set_bandwidth(smoother, columns, bandwidth))
+        return _BandwidthChoice(_set_bandwidth(smoother, columns, bandwidth))
     if smoother.kernel == "constant" or not (smoother.rows.numeric.shape[1] + len(smoother.category_bandwidth)):
-        return BandwidthChoice(smoother)
-    if bandwidth in RULES:
-        return BandwidthChoice(apply_rule(smoother, bandwidth))
-    if bandwidth in SEARCHES:
+        return _BandwidthChoice(smoother)
+    if bandwidth in _RULES:
+        return _BandwidthChoice(apply_rule(smoother, bandwidth))
+    if bandwidth in _SEARCHES:
         if metric == "full":
             raise ValueError(f"metric='full' is learned by gradient: bandwidth='learn', got bandwidth={bandwidth!r}")
-        return search_bandwidth(smoother, bandwidth, metric, seed_of(random_state), progress)
-    return learn_bandwidth(smoother, metric, seed_of(random_state), progress)
+        return _search_bandwidth(smoother, bandwidth, metric, seed_of(random_state), progress)
+    return _learn_bandwidth(smoother, metric, seed_of(random_state), progress)
 
 
-def set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -> Smoother:
+def _set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -> Smoother:
     """A bandwidth in numbers: one for all, one for each column, or a matrix for the numeric columns."""
     try:
         width = np.asarray(bandwidth, dtype=float)
@@ -105,7 +105,7 @@ def set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) ->
     if width.ndim > 2 or not np.isfinite(width).all():
         raise ValueError(f"bandwidth must be finite, one number, one a column or a matrix, got {bandwidth!r}")
     if width.ndim == 2:
-        check_matrix(width, numeric)
+        _check_matrix(width, numeric)
         return replace(smoother, bandwidth=width)
     if width.ndim == 1 and len(width) != count:
         raise ValueError(f"bandwidth must be one number or one for each of {count} columns, got {len(width)}")
@@ -115,7 +115,7 @@ def set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) ->
         return replace(smoother, bandwidth=np.full(numeric, float(width)))
     width = np.broadcast_to(width, count)
     category = width[columns.codes]
-    if (width[columns.numbers] <= 0).any() or (category < 0).any() or (category > max_category(smoother)).any():
+    if (width[columns.numbers] <= 0).any() or (category < 0).any() or (category > _max_category(smoother)).any():
         raise ValueError(
             "bandwidths must be positive, and those of categories between 0 and 1, or (c - 1)/c for c categories"
             f" without order, got {bandwidth!r}"
@@ -123,7 +123,7 @@ def set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) ->
     return replace(smoother, bandwidth=width[columns.numbers], category_bandwidth=category)
 
 
-def check_matrix(width: Floats, numeric: int) -> None:
+def _check_matrix(width: Floats, numeric: int) -> None:
     """A bandwidth matrix has a row and a column for each numeric column, and an inverse, whatever their units."""
     if width.shape != (numeric, numeric):
         raise ValueError(
@@ -143,10 +143,10 @@ def apply_rule(smoother: Smoother, rule: str) -> Smoother:
     shrink = max(1.0, effective) ** (-1 / (features + 4))
     deviation = smoother.kind.profile.deviation(numeric.shape[1])
     width = standard_deviation(numeric, weight) * shrink / deviation
-    return replace(smoother, bandwidth=width, category_bandwidth=max_category(smoother) * shrink**2)
+    return replace(smoother, bandwidth=width, category_bandwidth=_max_category(smoother) * shrink**2)
 
 
-def max_category(smoother: Smoother) -> Floats:
+def _max_category(smoother: Smoother) -> Floats:
     """The largest λ: there, an unordered column has no influence, and an ordered one the least it can have."""
     return np.where(smoother.ordered, 1.0, (smoother.levels - 1) / np.maximum(1, smoother.levels))
 
@@ -174,7 +174,7 @@ def left_out_rows(smoother: Smoother, pairs: float, seed: int) -> Indices:
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
 
 
-def corrected_aic(smoother: Smoother, rows: Indices) -> float:
+def _corrected_aic(smoother: Smoother, rows: Indices) -> float:
     """Criterion "aicc", over all rows. Infinite if the fit has as many degrees of freedom as there are rows."""
     fit = smoother.estimate(smoother.rows, smoother.value)
     count = len(smoother.rows)
@@ -188,15 +188,15 @@ def corrected_aic(smoother: Smoother, rows: Indices) -> float:
     return float(np.log(variance).mean() + (1 + trace / count) / (1 - (trace + 2) / count))
 
 
-def search_bandwidth(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> BandwidthChoice:
+def _search_bandwidth(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> _BandwidthChoice:
     """The bandwidth of the least criterion, and for local lines the best ridge. On entry it is that of the rule."""
     ridges = RIDGES if smoother.order == 1 else (smoother.ridge,)
-    searches = [search_factors(replace(smoother, ridge=ridge), criterion, metric, seed, progress) for ridge in ridges]
+    searches = [_search_factors(replace(smoother, ridge=ridge), criterion, metric, seed, progress) for ridge in ridges]
     best, value = min(searches, key=lambda search: search[1])
-    return BandwidthChoice(best, value)
+    return _BandwidthChoice(best, value)
 
 
-def search_factors(
+def _search_factors(
     smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool
 ) -> tuple[Smoother, float]:
     """The bandwidth of the least criterion, and the criterion there."""
@@ -209,8 +209,8 @@ def search_factors(
     categories = len(smoother.category_bandwidth)
     pairs = PAIRS_MANY_FACTORS if separate or categories else PAIRS
     rows = left_out_rows(smoother, pairs, seed) if criterion == "cv" else np.arange(count)
-    evaluate = leave_one_out_error if criterion == "cv" else corrected_aic
-    grid = GRID if count < COARSE_GRID_ROWS else GRID[::2]
+    evaluate = leave_one_out_error if criterion == "cv" else _corrected_aic
+    grid = GRID if count < _COARSE_GRID_ROWS else GRID[::2]
     budget = len(grid) + 12 + (60 * (columns * separate + categories) if separate or categories else 0)
     with ProgressBar(f"searching the bandwidth by {criterion}", budget, shown=progress) as bar:
         trials = 0
@@ -218,11 +218,11 @@ def search_factors(
         def trial(exponents: Floats) -> float:
             nonlocal trials
             trials += 1
-            value = evaluate(scale_bandwidth(smoother, exponents), rows)
+            value = evaluate(_scale_bandwidth(smoother, exponents), rows)
             bar.update(done=min(trials, budget - 1), loss=value)
             return math.inf if math.isnan(value) else value
 
-        best = search_one_factor(trial, grid, columns, categories)
+        best = _search_one_factor(trial, grid, columns, categories)
         if not math.isfinite(trial(best)):
             raise ValueError(
                 f"bandwidth={criterion!r} found no bandwidth to judge among {count} rows: AICc needs more rows than the"
@@ -230,14 +230,14 @@ def search_factors(
                 " give a number"
             )
         if separate or categories:
-            best = search_many_factors(trial, best, columns, categories, separate)
-    scaled = scale_bandwidth(smoother, best)
+            best = _search_many_factors(trial, best, columns, categories, separate)
+    scaled = _scale_bandwidth(smoother, best)
     return scaled, evaluate(scaled, rows)
 
 
-def scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
+def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     """Bandwidths times powers of 2, one for each feature; after those, one for the odds of each λ."""
-    columns, largest = smoother.rows.numeric.shape[1], max_category(smoother)
+    columns, largest = smoother.rows.numeric.shape[1], _max_category(smoother)
     odds = smoother.category_bandwidth / np.maximum(largest - smoother.category_bandwidth, 1e-12)
     odds = odds * 2.0 ** exponents[columns:]
     # A matrix is scaled as a whole.
@@ -245,7 +245,7 @@ def scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     return replace(smoother, bandwidth=smoother.bandwidth * factor, category_bandwidth=largest * odds / (1 + odds))
 
 
-def search_one_factor(trial: Callable[[Floats], float], grid: Floats, columns: int, categories: int) -> Floats:
+def _search_one_factor(trial: Callable[[Floats], float], grid: Floats, columns: int, categories: int) -> Floats:
     """The best common factor: first on a grid, for the criterion has many minima, then near the best of the grid."""
 
     def exponents(exponent: float) -> Floats:
@@ -262,7 +262,7 @@ def search_one_factor(trial: Callable[[Floats], float], grid: Floats, columns: i
     return exponents(float(result.x) if result.fun <= min(values) else middle)
 
 
-def search_many_factors(
+def _search_many_factors(
     trial: Callable[[Floats], float], start: Floats, columns: int, categories: int, separate: bool
 ) -> Floats:
     """The best factor of each feature (or one for all, unless `separate`) and of each λ, near a good start."""
@@ -271,18 +271,18 @@ def search_many_factors(
         return free if separate else np.append(np.full(columns, free[0]), free[1:])
 
     first = start if separate else np.append(start[:1], start[columns:])
-    bounds = [(MIN_EXPONENT, MAX_EXPONENT)] * (len(first) - categories)
+    bounds = [(_MIN_EXPONENT, _MAX_EXPONENT)] * (len(first) - categories)
     result = optimize.minimize(
         lambda free: trial(exponents(free)),
         first,
         method="Powell",
-        bounds=bounds + [(MIN_CATEGORY_EXPONENT, MAX_EXPONENT)] * categories,
+        bounds=bounds + [(_MIN_CATEGORY_EXPONENT, _MAX_EXPONENT)] * categories,
         options={"maxfev": 60 * len(first), "xtol": 0.01, "ftol": 1e-6},
     )
     return exponents(result.x) if result.fun <= trial(start) else start
 
 
-def learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> BandwidthChoice:
+def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> _BandwidthChoice:
     """The metric by gradient descent on the leave-one-out error; then λ of the categories, by search."""
     if len(smoother.rows) < 2:
         raise ValueError(f"bandwidth='learn' needs two rows, got n_samples={len(smoother.rows)}: give a number")
@@ -290,13 +290,13 @@ def learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) 
         raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
     history: tuple[History, ...] = ()
     if smoother.rows.numeric.shape[1]:
-        smoother, history = learn_matrix(smoother, KERNELS[smoother.kernel], metric, seed, progress)
+        smoother, history = _learn_matrix(smoother, KERNELS[smoother.kernel], metric, seed, progress)
     if len(smoother.category_bandwidth):
-        smoother = search_bandwidth(smoother, "cv", "scalar", seed, progress).smoother
-    return BandwidthChoice(smoother, leave_one_out_error(smoother, left_out_rows(smoother, PAIRS, seed)), history)
+        smoother = _search_bandwidth(smoother, "cv", "scalar", seed, progress).smoother
+    return _BandwidthChoice(smoother, leave_one_out_error(smoother, left_out_rows(smoother, PAIRS, seed)), history)
 
 
-def learn_matrix(
+def _learn_matrix(
     smoother: Smoother, kernel: type[Kernel], metric: str, seed: int, progress: bool
 ) -> tuple[Smoother, tuple[History, ...]]:
     """The smoother with a learned metric, and its history. Learning is in units of the rule's bandwidth."""

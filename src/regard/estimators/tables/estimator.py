@@ -42,14 +42,14 @@ from regard.scores import Score
 Kernel = KernelName | Literal["constant"] | Score
 
 
-def check_kernel(name: str, value: object) -> None:
+def _check_kernel(name: str, value: object) -> None:
     """Raise unless a value is the name of a kernel, or a score."""
     if not callable(value) and value not in (*KERNELS, "constant"):
         raise ValueError(f"{name} must be {', '.join(KERNELS)}, constant, or a score of your own, got {value!r}")
 
 
 @with_settings
-class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
+class _KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
     """What regression and classification share: the rows, the bandwidth, and the evidence."""
 
     bandwidth: Bandwidth | None = setting(
@@ -59,7 +59,7 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
         check=check_bandwidth,
         parse=parse_bandwidth,
     )
-    kernel: Kernel = setting("shape of the weights", default="gaussian", check=check_kernel)
+    kernel: Kernel = setting("shape of the weights", default="gaussian", check=_check_kernel)
     metric: Literal["scalar", "diagonal", "full"] = setting("of the bandwidth", default="scalar")
     scale: Literal["rank", "standard"] | None = setting("units of numbers", default=None)
     categorical: Literal["dtype"] | Sequence[str | int] | None = setting(
@@ -282,7 +282,7 @@ class KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
 
 
 @with_settings
-class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type: ignore[misc]
+class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # type: ignore[misc]
     """Kernel regression: predictions are weighted averages of the training targets, or local lines through them.
 
     bandwidth   in units of the scale; it may also be a matrix for the numeric columns. For a categorical column it is
@@ -315,7 +315,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Store the rows [n, d] and targets [n] or [n, c], and choose the bandwidth."""
         names = target_names(y)
-        check_no_words(y)
+        _check_no_words(y)
         table = self._read_table(X)
         rows, y = validate_data(self, table, y, dtype=np.float64, multi_output=True, y_numeric=True)
         target = np.array(y, dtype=np.float64)
@@ -324,7 +324,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
         self.single_ = target.ndim == 1
         self.targets_ = names or (["y"] if self.single_ else [f"y{index}" for index in range(target.shape[1])])
         self.y_ = target.reshape(len(target), -1)  # [n, c]
-        return self._fit_rows(rows, self.y_, check_weight(sample_weight, rows))
+        return self._fit_rows(rows, self.y_, _check_weight(sample_weight, rows))
 
     @overload
     def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...  # noqa: N803
@@ -375,7 +375,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, KernelEstimator):  # type
 
 
 @with_settings
-class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
+class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
     """Kernel classification: the probability of a class is the weight of its training rows.
 
     The settings are those of `NadarayaWatson`, without `order`. Bandwidths minimise the leave-one-out squared error of
@@ -398,7 +398,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs two classes, got 1 class: {self.classes_.tolist()}")
         self.targets_ = names or ["y"]
-        return self._fit_rows(rows, np.eye(len(self.classes_))[self.y_], check_weight(sample_weight, rows))
+        return self._fit_rows(rows, np.eye(len(self.classes_))[self.y_], _check_weight(sample_weight, rows))
 
     def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The probability of each class, [m, classes]: the weight of its training rows."""
@@ -421,7 +421,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):  # type: ignor
         return float(np.average(value.argmax(axis=1) == mean.argmax(axis=1), weights=weight))
 
 
-def check_weight(sample_weight: ArrayLike | None, X: Floats) -> Floats | None:  # noqa: N803
+def _check_weight(sample_weight: ArrayLike | None, X: Floats) -> Floats | None:  # noqa: N803
     """One weight for each row, none of them negative."""
     if sample_weight is None:
         return None
@@ -429,7 +429,7 @@ def check_weight(sample_weight: ArrayLike | None, X: Floats) -> Floats | None:  
     return weight
 
 
-def check_no_words(y: ArrayLike) -> None:
+def _check_no_words(y: ArrayLike) -> None:
     """Raise if the targets are words: those are classes."""
     flat: NDArray[Any] = np.asarray(y).ravel()
     if flat.dtype.kind not in "OUT":

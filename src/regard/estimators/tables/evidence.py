@@ -92,11 +92,11 @@ def top_rows(smoother: Smoother, query: Rows, top: int) -> Evidence:
     by_distance = smoother.order == 0 and smoother.weight is None and not len(smoother.category_bandwidth)
     by_name = isinstance(smoother.kernel, str) and smoother.kernel in KERNELS
     if by_distance and by_name and len(query) * len(smoother.rows) >= TREE_PAIRS:
-        return top_rows_by_tree(smoother, query, top)
+        return _top_rows_by_tree(smoother, query, top)
     blocks = []
     for block, weight, log_weight in smoother.weight_blocks(query):
         if smoother.order == 1:
-            weight = local_linear_weight(smoother, query[block], weight)
+            weight = _local_linear_weight(smoother, query[block], weight)
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             weight[empty] = smoother.nearest_weight(query[block][empty])
@@ -111,7 +111,7 @@ def top_rows(smoother: Smoother, query: Rows, top: int) -> Evidence:
     return Evidence(index, weight, np.where(np.abs(rest) < 1e-12, 0.0, rest))
 
 
-def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
+def _top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
     """The same by a k-d tree: for many pairs, if the weight falls with the distance."""
     points = smoother.points(query, smoother.value[:, :1])
     distance, index = KDTree(points.key).query(points.query, k=top, workers=-1)
@@ -125,7 +125,7 @@ def top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
     return Evidence(np.where(weight > 0, index, -1), weight, np.maximum(0.0, 1 - weight.sum(axis=1)))
 
 
-def local_linear_weight(smoother: Smoother, query: Rows, weight: Floats) -> Floats:
+def _local_linear_weight(smoother: Smoother, query: Rows, weight: Floats) -> Floats:
     """The weight of each row in a local linear fit, from its kernel weight, [m, n]: they add up to 1, some negative."""
     lines = fit_lines(smoother.moments(query, smoother.value[:, :1]), smoother.ridge)
     mean = smoother.in_bandwidths(query.numeric) + lines.offset

@@ -45,13 +45,13 @@ KEYS = 4096
 """Keys drawn for a step, among the rows that are not predicted in it."""
 PAIRS = 2**22
 """Pairs of query and key in one step against all keys."""
-STRETCH_STEPS, MIXING_STEPS, LINEAR_STEPS, LAST_STEPS = 200, 400, 150, 100
+STRETCH_STEPS, _MIXING_STEPS, _LINEAR_STEPS, _LAST_STEPS = 200, 400, 150, 100
 """Steps of each stage: a stretch for each feature, the matrix, a linear fit, and against all keys."""
-EPOCHS = 10
+_EPOCHS = 10
 """Validations in each stage."""
 GRID = tuple(range(5, -6, -1))
 """Powers of 2 that are tried for the bandwidth, the wide first: it wins a tie."""
-MIN_ROWS_TO_SPLIT = 64
+_MIN_ROWS_TO_SPLIT = 64
 """Number of rows from which some are held out for validation; with fewer, each is predicted from the others."""
 
 
@@ -64,7 +64,7 @@ class Observations(NamedTuple):
     codes: int = 0  # number of categorical columns, the last of the points: the metric does not change them
 
 
-class LearnedMetric(NamedTuple):
+class _LearnedMetric(NamedTuple):
     """A bandwidth, its error, and how it was learned."""
 
     bandwidth: Tensor  # [], [d] or [d, d], float64
@@ -81,7 +81,7 @@ def learn_metric(
     make_score: Callable[[Tensor], Score] = Gaussian,
     seed: int = 0,
     progress: bool = True,
-) -> LearnedMetric:
+) -> _LearnedMetric:
     """The bandwidth that predicts rows left out best.
 
     start        where the search starts: a number or one for each feature
@@ -100,16 +100,16 @@ def learn_metric(
     sample = standardise(data)
     split = split_rows(len(sample.points), generator)
     score = make_score(torch.ones((), dtype=torch.float64))
-    smooth = differentiable_score(score)
+    smooth = _differentiable_score(score)
     model = Stretch(data.points.shape[-1] - data.codes, start)
-    with single_thread(), flush_denormals():
+    with _single_thread(), _flush_denormals():
         history = [
-            run_stage(stage, model, sample, split, smooth, generator, progress)
+            _run_stage(stage, model, sample, split, smooth, generator, progress)
             for stage in plan_stages(metric, order, split)
         ]
         last = smooth if is_inner_product(score) else score
-        error = scale_to_best(model, validation_trial(sample, split, last, order, keys=len(split.train)))
-    return LearnedMetric(model.bandwidth(metric, start), error, tuple(history))
+        error = _scale_to_best(model, _validation_trial(sample, split, last, order, keys=len(split.train)))
+    return _LearnedMetric(model.bandwidth(metric, start), error, tuple(history))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Split(NamedTuple):
 def split_rows(rows: int, generator: torch.Generator) -> Split:
     """A random tenth of the rows for validation, or enough that their error is meaningful."""
     shuffled = torch.randperm(rows, generator=generator)
-    count = min(max(rows // 10, 128), rows // 4, 2048) if rows >= MIN_ROWS_TO_SPLIT else 0
+    count = min(max(rows // 10, 128), rows // 4, 2048) if rows >= _MIN_ROWS_TO_SPLIT else 0
     return Split(shuffled[count:], shuffled[:count])
 
 
@@ -192,7 +192,7 @@ class SameDtypeScore:
         return (query * scale) @ key.mT
 
 
-def differentiable_score(score: Score) -> Score:
+def _differentiable_score(score: Score) -> Score:
     """The score to learn with: the score itself if it is smooth, else a Gaussian."""
     if isinstance(score, Mixed):
         return Mixed(Gaussian(1.0), score.slope, score.jump)
@@ -238,7 +238,7 @@ class Trial:
         return self.rows[query_index] != self.keys[key_index]
 
 
-class Stage(NamedTuple):
+class _Stage(NamedTuple):
     """One gradient descent: of which parameter, for which fit, with what number of keys."""
 
     parameter: str
@@ -248,38 +248,44 @@ class Stage(NamedTuple):
     rate: float
 
 
-def plan_stages(metric: str, order: int, split: Split) -> list[Stage]:
+def plan_stages(metric: str, order: int, split: Split) -> list[_Stage]:
     """The stages, from coarse to fine."""
     if metric == "scalar":
         return []
     rows = len(split.train)
     keys = min(KEYS, rows - batch_size(rows))
-    stages = [Stage("log_stretch", 0, keys, STRETCH_STEPS, 0.1)]
+    stages = [_Stage("log_stretch", 0, keys, STRETCH_STEPS, 0.1)]
     if metric == "full":
-        stages.append(Stage("mixing", 0, keys, MIXING_STEPS, 0.03))
+        stages.append(_Stage("mixing", 0, keys, _MIXING_STEPS, 0.03))
     last = stages[-1]
     if order == 1:
-        stages.append(last._replace(order=1, steps=LINEAR_STEPS))
+        stages.append(last._replace(order=1, steps=_LINEAR_STEPS))
     elif rows > KEYS:
-        stages.append(last._replace(keys=rows, steps=LAST_STEPS, rate=last.rate / 3))
+        stages.append(last._replace(keys=rows, steps=_LAST_STEPS, rate=last.rate / 3))
     return stages
 
 
-def run_stage(
-    stage: Stage, model: Stretch, sample: Sample, split: Split, score: Score, generator: torch.Generator, progress: bool
+def _run_stage(
+    stage: _Stage,
+    model: Stretch,
+    sample: Sample,
+    split: Split,
+    score: Score,
+    generator: torch.Generator,
+    progress: bool,
 ) -> History:
     """Run one stage, starting at the best factor. If the validation error grew, undo the stage."""
-    validation = validation_trial(sample, split, score, stage.order, stage.keys)
-    before = scale_to_best(model, validation)
+    validation = _validation_trial(sample, split, score, stage.order, stage.keys)
+    before = _scale_to_best(model, validation)
     state = copied_state(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name == stage.parameter)
     optimizer = torch.optim.Adam([model.get_parameter(stage.parameter)], lr=stage.rate, betas=(0.9, 0.98))
     history = train(
         model,
-        lambda epoch: [draw_trial(sample, split, score, stage, generator) for _ in range(stage.steps // EPOCHS)],
+        lambda epoch: [draw_trial(sample, split, score, stage, generator) for _ in range(stage.steps // _EPOCHS)],
         lambda trial: trial.loss(model),
-        Recipe(optimizer, EPOCHS, CosineAnnealingLR(optimizer, stage.steps, stage.rate / 20), clip=1.0),
+        Recipe(optimizer, _EPOCHS, CosineAnnealingLR(optimizer, stage.steps, stage.rate / 20), clip=1.0),
         validate=lambda: validation.loss(model).sqrt().item(),
         monitor=Monitor(f"learning the metric ({stage.parameter.replace('_', ' ')})", progress),
     )
@@ -288,11 +294,11 @@ def run_stage(
     return history
 
 
-def draw_trial(sample: Sample, split: Split, score: Score, stage: Stage, generator: torch.Generator) -> Trial:
+def draw_trial(sample: Sample, split: Split, score: Score, stage: _Stage, generator: torch.Generator) -> Trial:
     """Random rows to predict, from all others or from random keys."""
     shuffled = split.train[torch.randperm(len(split.train), generator=generator)]
     if stage.keys == len(shuffled):
-        rows = shuffled[: min(BATCH, rows_per_call(stage.keys))]
+        rows = shuffled[: min(BATCH, _rows_per_call(stage.keys))]
         return Trial(sample, rows, split.train, score, stage.order, overlap=True)
     first = batch_size(len(shuffled))
     rows, keys = shuffled[:first], shuffled[first : first + stage.keys]
@@ -304,21 +310,21 @@ def batch_size(rows: int) -> int:
     return min(BATCH, -(-rows // 4))
 
 
-def validation_trial(sample: Sample, split: Split, score: Score, order: int, keys: int) -> Trial:
+def _validation_trial(sample: Sample, split: Split, score: Score, order: int, keys: int) -> Trial:
     """Validation rows predicted from training rows; if there are none, each training row from the others."""
     if len(split.validation):
-        rows = split.validation[: 4 * rows_per_call(keys)]
+        rows = split.validation[: 4 * _rows_per_call(keys)]
         return Trial(sample, rows, split.train[:keys], score, order, overlap=False)
     return Trial(sample, split.train, split.train, score, order, overlap=True)
 
 
-def rows_per_call(keys: int) -> int:
+def _rows_per_call(keys: int) -> int:
     """The number of rows that are predicted at a time from this number of keys."""
     return max(64, PAIRS // keys)
 
 
 @torch.no_grad()
-def scale_to_best(model: Stretch, trial: Trial) -> float:
+def _scale_to_best(model: Stretch, trial: Trial) -> float:
     """Multiply the bandwidth by the factor of least error, and return the root mean squared error there.
 
     Search on a grid from wide to narrow, then near its best: the error has many minima, and is flat where the kernel
@@ -341,7 +347,7 @@ def scale_to_best(model: Stretch, trial: Trial) -> float:
 
 
 @contextmanager
-def single_thread() -> Iterator[None]:
+def _single_thread() -> Iterator[None]:
     """Steps of a few milliseconds on one thread: the same bits on every machine.
 
     Several threads wait for one another at each operation. With another process on one of the cores, that was measured
@@ -356,7 +362,7 @@ def single_thread() -> Iterator[None]:
 
 
 @contextmanager
-def flush_denormals() -> Iterator[None]:
+def _flush_denormals() -> Iterator[None]:
     """Round weights below 1e-38 to 0, in this thread. Most keys of a narrow kernel have one, and denormal numbers make
     the CPU 5 times slower.
     """

@@ -29,18 +29,18 @@ from regard.scores import Score
 
 Indices = NDArray[np.intp]
 
-RIDGE = 1e-8
+_RIDGE = 1e-8
 """Ridge on the slopes: along a direction in which the visible rows spread by less than √RIDGE bandwidths, the slope is
 close to 0."""
 LEARNING_RIDGE = 0.01
 """Ridge while a metric is learned, and after it: float32 needs a larger one."""
-NEAREST_SCALE = 1e8
+_NEAREST_SCALE = 1e8
 """Factor on the distances at which a Laplace kernel gives all weight to the nearest row."""
-MAX_DISTANCE = 1e100
+_MAX_DISTANCE = 1e100
 """Upper bound on coordinates in bandwidths: squares of larger ones would overflow."""
-MAX_PENALTY = 700.0
+_MAX_PENALTY = 700.0
 """Upper bound on the log weight that a different category costs: e⁻⁷⁰⁰ is negligible, but not 0."""
-DIFFERENCE_STEP = 1e-3
+_DIFFERENCE_STEP = 1e-3
 """Step of numerical derivatives, in bandwidths: their error is about 1e-10, half of it from rounding."""
 
 
@@ -58,7 +58,7 @@ class Rows:
         return Rows(self.numeric[index], self.codes[index])
 
 
-class Lines(NamedTuple):
+class _Lines(NamedTuple):
     """Local linear fits."""
 
     intercept: Floats  # [m, c]
@@ -67,12 +67,12 @@ class Lines(NamedTuple):
     variance: Floats  # [m, c]: weighted variance about the line; empty unless squares of the values were given
 
 
-class Estimate(NamedTuple):
+class _Estimate(NamedTuple):
     """Weighted averages, or local lines, at queries."""
 
     mean: Floats  # [m, c]
     log_weight: Floats  # [m]
-    lines: Lines | None = None
+    lines: _Lines | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Smoother:
     levels: Floats  # [g]: number of categories
     order: int = 0
     tolerance: float = 1e-6
-    ridge: float = RIDGE
+    ridge: float = _RIDGE
 
     @functools.cached_property
     def inverse(self) -> Floats | None:
@@ -113,7 +113,7 @@ class Smoother:
         with np.errstate(over="ignore"):
             scaled = numeric @ self.inverse.T if self.inverse is not None else numeric / self.bandwidth
             largest = float(np.max(np.abs(scaled), initial=0.0))
-        return max(1.0, min(largest, 1e300) / MAX_DISTANCE)
+        return max(1.0, min(largest, 1e300) / _MAX_DISTANCE)
 
     @functools.cached_property
     def penalty(self) -> tuple[Floats, Floats]:
@@ -122,8 +122,8 @@ class Smoother:
         with np.errstate(divide="ignore", invalid="ignore"):
             unordered = np.log((1 - bandwidth) * np.maximum(1, self.levels - 1) / bandwidth)
             slope = np.where(self.ordered, -np.log(bandwidth), 0.0)
-        jump = np.where(self.ordered, math.log(2), np.nan_to_num(unordered, nan=MAX_PENALTY, posinf=MAX_PENALTY))
-        return np.minimum(slope, MAX_PENALTY), np.clip(jump, 0.0, MAX_PENALTY)
+        jump = np.where(self.ordered, math.log(2), np.nan_to_num(unordered, nan=_MAX_PENALTY, posinf=_MAX_PENALTY))
+        return np.minimum(slope, _MAX_PENALTY), np.clip(jump, 0.0, _MAX_PENALTY)
 
     def in_bandwidths(self, numeric: Floats) -> Floats:
         """Coordinates in units of the bandwidth."""
@@ -134,7 +134,7 @@ class Smoother:
                 scaled = numeric @ (self.inverse.T / self.shrink)
             else:
                 scaled = numeric / (self.bandwidth * self.shrink)
-        return np.clip(scaled, -MAX_DISTANCE, MAX_DISTANCE)  # a query may lie farther out than any row
+        return np.clip(scaled, -_MAX_DISTANCE, _MAX_DISTANCE)  # a query may lie farther out than any row
 
     def points(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Points:
         """The input of the kernel engines. `exclude` is the row that each query must not see."""
@@ -175,7 +175,7 @@ class Smoother:
             yield from dense.weight_blocks(self.points(query, self.value, exclude), features)
             return
         width = int(getattr(self.kernel, "width", features))
-        dtype = score_dtype(self.kernel)
+        dtype = _score_dtype(self.kernel)
         key = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype)
         bias = 0.0 if self.weight is None else np.log(self.weight)
         for block in spans(len(query), max(1, dense.BLOCK // max(1, width * len(key)))):
@@ -192,16 +192,16 @@ class Smoother:
 
     def estimate(
         self, query: Rows, value: Floats, exclude: Indices | None = None, outputs: int | None = None
-    ) -> Estimate:
+    ) -> _Estimate:
         """Averages or lines at the queries. A query that sees no row: mean 0, log weight -inf.
 
         With `outputs`, the values after the first `outputs` are their squares.
         """
         if self.order == 0:
-            return Estimate(*self.pool(query, value, exclude))
+            return _Estimate(*self.pool(query, value, exclude))
         moments = self.moments(query, value, exclude)
         lines = fit_lines(moments, self.ridge, outputs)
-        return Estimate(lines.intercept, moments.log_weight, lines)
+        return _Estimate(lines.intercept, moments.log_weight, lines)
 
     def predict(self, query: Rows, exclude: Indices | None = None) -> Pooled:
         """Predictions [m, c] and log weights. A query that sees no row gets the nearest row's value, and -inf."""
@@ -244,13 +244,13 @@ class Smoother:
         return replace(
             points,
             kernel=Laplace,
-            query=points.query * NEAREST_SCALE,
-            key=points.key * NEAREST_SCALE,
-            slope=points.slope * NEAREST_SCALE,
-            jump=points.jump * NEAREST_SCALE,
+            query=points.query * _NEAREST_SCALE,
+            key=points.key * _NEAREST_SCALE,
+            slope=points.slope * _NEAREST_SCALE,
+            jump=points.jump * _NEAREST_SCALE,
         )
 
-    def leverage(self, fit: Estimate) -> Floats:
+    def leverage(self, fit: _Estimate) -> Floats:
         """The weight of each training row in its own prediction (the diagonal of the hat matrix), [n].
 
         `fit` is the estimate at the training rows.
@@ -266,7 +266,7 @@ class Smoother:
         """The log weight of each training row for itself."""
         if not callable(self.kernel):
             return 0.0
-        dtype = score_dtype(self.kernel)
+        dtype = _score_dtype(self.kernel)
         points = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype).unsqueeze(1)  # [n, 1, d + g]
         with torch.no_grad():
             score: Floats = self.kernel(points, points).double().numpy()
@@ -284,13 +284,13 @@ class Smoother:
         return log_weight - total - volume + same
 
 
-def score_dtype(score: Score) -> torch.dtype:
+def _score_dtype(score: Score) -> torch.dtype:
     """The dtype that a score of the user's own is called with: that of its parameters, or float64."""
     parameters = score.parameters() if isinstance(score, torch.nn.Module) else iter(())
     return next((x.dtype for x in parameters if isinstance(x, Tensor)), torch.float64)
 
 
-def fit_lines(moments: Moments, ridge: float = RIDGE, outputs: int | None = None) -> Lines:
+def fit_lines(moments: Moments, ridge: float = _RIDGE, outputs: int | None = None) -> _Lines:
     """Local lines from moments. With `outputs`, the values after the first `outputs` are their squares."""
     covariance = moments.square - moments.offset[:, :, None] * moments.offset[:, None, :]  # [m, d, d]
     shared = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
@@ -308,7 +308,7 @@ def fit_lines(moments: Moments, ridge: float = RIDGE, outputs: int | None = None
         explained = 2 * np.einsum("mdc,mdc->mc", slope_, shared[:, :, :outputs])
         explained -= np.einsum("mdc,mde,mec->mc", slope_, covariance, slope_)
         variance = moments.mean[:, outputs:] - mean**2 - explained
-    return Lines(intercept, tilt, moments.offset, variance)
+    return _Lines(intercept, tilt, moments.offset, variance)
 
 
 def marginal_effects(smoother: Smoother, query: Rows) -> Floats:
@@ -316,11 +316,11 @@ def marginal_effects(smoother: Smoother, query: Rows) -> Floats:
     if smoother.kernel == "constant":
         return np.zeros((*query.numeric.shape, smoother.value.shape[1]))
     if smoother.kernel == "gaussian" and smoother.order == 0:
-        return gaussian_derivative(smoother, query)
-    return numerical_derivative(smoother, query)
+        return _gaussian_derivative(smoother, query)
+    return _numerical_derivative(smoother, query)
 
 
-def gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
+def _gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
     """The derivative of a Gaussian average: Cov(u, y) H⁻¹, where u is the offset in bandwidths."""
     moments = smoother.moments(query, smoother.value)
     shared = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
@@ -330,14 +330,14 @@ def gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
     return shared / smoother.bandwidth[:, None]
 
 
-def numerical_derivative(smoother: Smoother, query: Rows) -> Floats:
+def _numerical_derivative(smoother: Smoother, query: Rows) -> Floats:
     """The derivative of any prediction, by central differences of the fourth order."""
     exact = replace(smoother, tolerance=1e-14)
     derivative = np.empty((*query.numeric.shape, smoother.value.shape[1]))
     width = smoother.bandwidth if smoother.bandwidth.ndim == 1 else np.abs(smoother.bandwidth).max(axis=1)
     for column in range(query.numeric.shape[1]):
         step = np.zeros(query.numeric.shape[1])
-        step[column] = DIFFERENCE_STEP * width[column]
+        step[column] = _DIFFERENCE_STEP * width[column]
         near, far = (
             exact.predict(Rows(query.numeric + times * step, query.codes)).mean
             - exact.predict(Rows(query.numeric - times * step, query.codes)).mean
@@ -387,22 +387,22 @@ def local_linear(
     size = key.shape[-1] - codes
     # Products of numbers far from 0 would lose, in the covariance, the digits that the difference needs.
     centre, mean = key[:, :size].detach().mean(dim=0), value.detach().mean(dim=0)
-    columns = moment_columns(key[:, :size] - centre, value - mean)
+    columns = _moment_columns(key[:, :size] - centre, value - mean)
     means = attend(query, key, columns, score=score, mask=mask, engine=engine)
-    return mean + solve_intercept(query[:, :size] - centre, means, value.shape[-1], ridge)
+    return mean + _solve_intercept(query[:, :size] - centre, means, value.shape[-1], ridge)
 
 
-def moment_columns(key: Tensor, value: Tensor) -> Tensor:
+def _moment_columns(key: Tensor, value: Tensor) -> Tensor:
     """The columns whose weighted means are needed: value, key, key × key, key × value. `[k, c + d + dd' + dc]`."""
-    first, second = upper_triangle(key.shape[-1], key.device)
+    first, second = _upper_triangle(key.shape[-1], key.device)
     crossed = (key.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)  # [k, d·c]
     return torch.cat([value, key, key[:, first] * key[:, second], crossed], dim=-1)
 
 
-def solve_intercept(query: Tensor, means: Tensor, targets: int, ridge: float | Tensor) -> Tensor:
-    """The line's value at the query, from the weighted means of the `moment_columns`. `[q, c]`"""
+def _solve_intercept(query: Tensor, means: Tensor, targets: int, ridge: float | Tensor) -> Tensor:
+    """The line's value at the query, from the weighted means of the `_moment_columns`. `[q, c]`"""
     size = query.shape[-1]
-    first, second = upper_triangle(size, query.device)
+    first, second = _upper_triangle(size, query.device)
     value, key, square, crossed = torch.split(means, [targets, size, len(first), size * targets], dim=-1)
     product = square.new_zeros(len(query), size, size)
     product[:, first, second] = square
@@ -414,7 +414,7 @@ def solve_intercept(query: Tensor, means: Tensor, targets: int, ridge: float | T
     return value + rise.squeeze(-2)
 
 
-def upper_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _upper_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Row and column indices of the upper half of a symmetric matrix."""
     first, second = torch.triu_indices(size, size, device=device)
     return first, second

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from sklearn.model_selection import GridSearchCV
 
-AVERAGE, FIXED, LEARNED = "average pooling", "kernel, bandwidth 1", "kernel, learned"
+_AVERAGE, _FIXED, _LEARNED = "average pooling", "kernel, bandwidth 1", "kernel, learned"
 
 
-class Fits(NamedTuple):
+class _Fits(NamedTuple):
     """Three fits to the same points, and the weights of two of them."""
 
     x: Floats  # [n]
@@ -43,32 +43,32 @@ class Fits(NamedTuple):
     learned_weights: Floats  # [m, n]  with the learned bandwidth
 
 
-def three_fits(n: int = 50, noise: float = 0.5, seed: int = 0) -> Fits:
+def three_fits(n: int = 50, noise: float = 0.5, seed: int = 0) -> _Fits:
     """Average pooling, a kernel of bandwidth 1 and a learned one on a noisy curve."""
     x, y, truth = noisy_curve(n, noise, seed)
     grid = np.linspace(0, 5, 200)
     models = {
-        AVERAGE: NadarayaWatson(kernel="constant"),
-        FIXED: NadarayaWatson(bandwidth=1.0),
-        LEARNED: NadarayaWatson(bandwidth="learn", random_state=seed),
+        _AVERAGE: NadarayaWatson(kernel="constant"),
+        _FIXED: NadarayaWatson(bandwidth=1.0),
+        _LEARNED: NadarayaWatson(bandwidth="learn", random_state=seed),
     }
     curves = {name: model.fit(x[:, None], y).predict(grid[:, None]) for name, model in models.items()}
     errors = {name: float(np.sqrt(np.mean((curve - truth(grid)) ** 2))) for name, curve in curves.items()}
-    bandwidth = float(models[LEARNED].bandwidth_[0])
+    bandwidth = float(models[_LEARNED].bandwidth_[0])
     weights = [
         look(torch.tensor(grid)[:, None], torch.tensor(x)[:, None], score=Gaussian(width)).numpy()
         for width in (1.0, bandwidth)
     ]
-    return Fits(x, y, grid, truth(grid), curves, errors, bandwidth, *weights)
+    return _Fits(x, y, grid, truth(grid), curves, errors, bandwidth, *weights)
 
 
-def draw_fits(fits: Fits, axes: "Axes") -> None:
+def draw_fits(fits: _Fits, axes: "Axes") -> None:
     """Draw the three fits over their points."""
     plots.fit_curve(fits.x, fits.y, fits.grid, fits.predictions, truth=fits.truth, axes=axes)
     axes.set_title("Attention over the training points is regression", loc="left")
 
 
-def draw_weights(fits: Fits, left: "Axes", right: "Axes") -> None:
+def draw_weights(fits: _Fits, left: "Axes", right: "Axes") -> None:
     """Draw the weights of the two kernels as heat maps."""
     plots.weight_map(fits.fixed_weights, fits.grid, fits.x, left, "Bandwidth 1: every query looks at many points")
     title = f"Learned, bandwidth {fits.bandwidth:.2f}: it looks at the nearest"
@@ -79,16 +79,16 @@ def draw_weights(fits: Fits, left: "Axes", right: "Axes") -> None:
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """A noisy curve, then a table that comes with scikit-learn."""
-    yield from visit_curve(seed)
-    yield from visit_table(folder, seed)
+    yield from _visit_curve(seed)
+    yield from _visit_table(folder, seed)
 
 
-def visit_curve(seed: int) -> Iterator[Finding]:
+def _visit_curve(seed: int) -> Iterator[Finding]:
     """Fits and weight maps of one curve."""
     fits = three_fits(seed=seed)
     data = "y = 2 sin x + x^0.8 + ε"
-    yield Row(data, FIXED, "error", fits.errors[FIXED], AVERAGE, fits.errors[AVERAGE], lower=True)
-    yield Row(data, LEARNED, "error", fits.errors[LEARNED], AVERAGE, fits.errors[AVERAGE], lower=True)
+    yield Row(data, _FIXED, "error", fits.errors[_FIXED], _AVERAGE, fits.errors[_AVERAGE], lower=True)
+    yield Row(data, _LEARNED, "error", fits.errors[_LEARNED], _AVERAGE, fits.errors[_AVERAGE], lower=True)
     figure = tall_figure(3.6)
     axes = plots.hide_frame(figure.add_subplot())
     draw_fits(fits, axes)
@@ -97,8 +97,8 @@ def visit_curve(seed: int) -> Iterator[Finding]:
         figure,
         "A learned kernel follows the curve; an average cannot",
         "50 points with noise of 0.5. Average pooling gives each the same weight, whatever the query:"
-        f" its error is {fits.errors[AVERAGE]:.2f}. A Gaussian kernel of bandwidth 1 looks at points near the query:"
-        f" {fits.errors[FIXED]:.2f}. With a learned bandwidth it is {fits.errors[LEARNED]:.2f}.",
+        f" its error is {fits.errors[_AVERAGE]:.2f}. A Gaussian kernel of bandwidth 1 looks at points near the query:"
+        f" {fits.errors[_FIXED]:.2f}. With a learned bandwidth it is {fits.errors[_LEARNED]:.2f}.",
         "Noisy points around a wave. A flat line is average pooling, a smooth curve that is too flat has bandwidth 1,"
         " and the learned one lies close to the true wave, which is dashed.",
     )
@@ -116,7 +116,7 @@ def visit_curve(seed: int) -> Iterator[Finding]:
     )
 
 
-def visit_table(folder: Path, seed: int) -> Iterator[Finding]:
+def _visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     """A real table: one year of diabetes, by ten measurements."""
     from sklearn.datasets import load_diabetes
     from sklearn.linear_model import LinearRegression
@@ -127,7 +127,7 @@ def visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     model = NadarayaWatson(bandwidth="cv", order=1, random_state=seed)
     model.fit(X.iloc[train], y.iloc[train])
     score = model.score(X.iloc[test], y.iloc[test])
-    others = (nearest_neighbours(), LinearRegression())
+    others = (_nearest_neighbours(), LinearRegression())
     neighbours, linear = (
         float(other.fit(X.iloc[train], y.iloc[train]).score(X.iloc[test], y.iloc[test])) for other in others
     )
@@ -162,7 +162,7 @@ def visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     )
 
 
-def nearest_neighbours() -> "GridSearchCV":
+def _nearest_neighbours() -> "GridSearchCV":
     """The mean of the k nearest rows, k by cross-validation: the same idea with weights of 0 and 1/k."""
     from sklearn.model_selection import GridSearchCV
     from sklearn.neighbors import KNeighborsRegressor

@@ -14,7 +14,7 @@ VALIDATED = 1000
 """The maximum number of sentences that a validation translates."""
 
 
-class TokenPairs(NamedTuple):
+class _TokenPairs(NamedTuple):
     """The tokens of sources and of their targets."""
 
     sources: list[list[int]]
@@ -27,7 +27,7 @@ class Corpus(NamedTuple):
     given: Pairs  # all pairs, usable or not
     validation: Pairs
     training: Pairs
-    tokens: TokenPairs  # of the training pairs
+    tokens: _TokenPairs  # of the training pairs
     vocabularies: Vocabularies
     longest: int  # the maximum number of tokens of a sentence
     left_out: dict[str, list[int]]  # indices of the pairs that cannot be used, by the reason
@@ -57,18 +57,18 @@ def prepare_corpus(
     validation          sources and targets to validate with; None: a random `validation_fraction` of the pairs
     make_vocabularies   from training sources and targets to vocabularies
     """
-    warn_of_copies(pairs)
+    _warn_of_copies(pairs)
     if validation is None:
-        among, held_out = split_indices(len(pairs.sources), validation_fraction, seed)
-        validation_pairs = select_pairs(pairs, held_out)
+        among, held_out = _split_indices(len(pairs.sources), validation_fraction, seed)
+        validation_pairs = _select_pairs(pairs, held_out)
     else:
-        among, validation_pairs = list(range(len(pairs.sources))), checked_validation(validation)
-    vocabularies = make_vocabularies(*select_pairs(pairs, among))
-    usable, tokens, left_out = usable_pairs(vocabularies, pairs, longest, among)
-    return Corpus(pairs, validation_pairs, select_pairs(pairs, usable), tokens, vocabularies, longest, left_out)
+        among, validation_pairs = list(range(len(pairs.sources))), _checked_validation(validation)
+    vocabularies = make_vocabularies(*_select_pairs(pairs, among))
+    usable, tokens, left_out = _usable_pairs(vocabularies, pairs, longest, among)
+    return Corpus(pairs, validation_pairs, _select_pairs(pairs, usable), tokens, vocabularies, longest, left_out)
 
 
-def split_indices(total: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+def _split_indices(total: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
     """The indices of random pairs to train on, and of those to validate with."""
     count = max(1, round(fraction * total))
     if count >= total:
@@ -77,18 +77,18 @@ def split_indices(total: int, fraction: float, seed: int) -> tuple[list[int], li
     return sorted(order[count:]), sorted(order[:count])
 
 
-def select_pairs(pairs: Pairs, indices: Sequence[int]) -> Pairs:
+def _select_pairs(pairs: Pairs, indices: Sequence[int]) -> Pairs:
     """The pairs at some indices."""
     return Pairs(*([side[index] for index in indices] for side in pairs))
 
 
-def usable_pairs(
+def _usable_pairs(
     vocabularies: Vocabularies, pairs: Pairs, longest: int, among: Sequence[int]
-) -> tuple[list[int], TokenPairs, dict[str, list[int]]]:
+) -> tuple[list[int], _TokenPairs, dict[str, list[int]]]:
     """The indices and tokens of the pairs `among` some indices that can be trained on, and the indices of all that
     cannot be used, by the reason.
     """
-    tokens = TokenPairs(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True))
+    tokens = _TokenPairs(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True))
     both = list(zip(*tokens, strict=True))
     empty = [index for index, pair in enumerate(both) if not all(pair)]
     long = [index for index, pair in enumerate(both) if max(map(len, pair)) > longest]
@@ -99,11 +99,11 @@ def usable_pairs(
         raise ValueError(f"no pair is left to train on: {reasons}")
     if left_out:
         warnings.warn(f"{len(left_out)} pairs are left out: {reasons}", stacklevel=4)
-    kept = TokenPairs(*([side[index] for index in usable] for side in tokens))
+    kept = _TokenPairs(*([side[index] for index in usable] for side in tokens))
     return usable, kept, {"empty": empty, "long": long}
 
 
-def checked_validation(validation: object) -> Pairs:
+def _checked_validation(validation: object) -> Pairs:
     """The given validation pairs, without those that have an empty side: no score can be computed for them."""
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise TypeError(f"validation must be two lists, sources and targets, got {type(validation).__name__}")
@@ -114,10 +114,10 @@ def checked_validation(validation: object) -> Pairs:
     empty, total = len(pairs.sources) - len(full), len(pairs.sources)
     if empty:
         warnings.warn(f"{empty} of {total} validation pairs have an empty side and are left out", stacklevel=4)
-    return select_pairs(pairs, full)
+    return _select_pairs(pairs, full)
 
 
-def warn_of_copies(pairs: Pairs) -> None:
+def _warn_of_copies(pairs: Pairs) -> None:
     """Warn if most targets equal their sources: probably one file was given twice."""
     equal = sum(source.strip() == target.strip() for source, target in zip(*pairs, strict=True))
     if 2 * equal > len(pairs.sources):
@@ -140,7 +140,7 @@ def bleu_tokenizer(targets: Sequence[str]) -> str:
     return "char" if 2 * short > len(targets) else "13a"
 
 
-def tokens_by_epoch(corpus: Corpus, piece_dropout: float, seed: int) -> Callable[[int], TokenPairs]:
+def tokens_by_epoch(corpus: Corpus, piece_dropout: float, seed: int) -> Callable[[int], _TokenPairs]:
     """From an epoch to its training tokens: always the same ones, or with `piece_dropout` random pieces."""
     if not piece_dropout:
         return lambda epoch: corpus.tokens
@@ -150,10 +150,10 @@ def tokens_by_epoch(corpus: Corpus, piece_dropout: float, seed: int) -> Callable
     ]
 
     @functools.lru_cache(maxsize=1)  # epoch 0 is needed twice: once to count its batches
-    def random_tokens(epoch: int) -> TokenPairs:
+    def random_tokens(epoch: int) -> _TokenPairs:
         both = [side.sample(piece_dropout, f"{seed} {epoch} {number}") for number, side in enumerate(sides)]
         # More pieces may exceed the maximum length: such a sentence keeps its usual ones.
-        return TokenPairs(
+        return _TokenPairs(
             *(
                 [ids if len(ids) <= corpus.longest else usual for ids, usual in zip(new, old, strict=True)]
                 for new, old in zip(both, corpus.tokens, strict=True)

@@ -61,14 +61,14 @@ class Alignment:
         """A heat map: source tokens at the top, target tokens at the side, dark for a large weight."""
         from regard.plots import alignment_map
 
-        keys, queries = ([token_label(token) for token in side] for side in (self.source, self.target))
+        keys, queries = ([_token_label(token) for token in side] for side in (self.source, self.target))
         axes = alignment_map(self.weight, keys, queries, axes=axes)
         axes.set(xlabel="source", ylabel="translation")
         axes.set_title("what each token of the translation looked at", loc="left")
         return axes
 
 
-def token_label(token: str) -> str:
+def _token_label(token: str) -> str:
     """A token as a label: a space is shown as ␣ if it is the whole token, and stripped from a word."""
     return "␣" if token == " " else token.strip() or "·"
 

@@ -16,7 +16,7 @@ from regard.estimators.translation.evidence import Alignment
 from regard.tour.figures import draw_alignments
 from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
 
-SETTINGS: dict[str, Any] = {
+_SETTINGS: dict[str, Any] = {
     "tokens": "characters",
     "size": 32,
     "hidden": 64,
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "average": 1,
 }
 """The settings of every translator here, except for its model."""
-DATE, ISO_DATE = "Tuesday, 9 August 1988", "1988-08-09"
+_DATE, _ISO_DATE = "Tuesday, 9 August 1988", "1988-08-09"
 HELD_OUT = 200
 """The number of dates that measure a model; none of them is trained on."""
 
@@ -40,17 +40,17 @@ def exact_fraction(translator: Translator, seed: int) -> float:
     return float(np.mean([translation == target for translation, target in pairs]))
 
 
-def visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+def _visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Written dates to ISO dates by recurrent networks, without and with attention."""
     pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 4
-    baseline = exact_fraction(Translator("rnn", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs), seed)
+    baseline = exact_fraction(Translator("rnn", epochs=epochs, random_state=seed, **_SETTINGS).fit(*pairs), seed)
     alignments: dict[str, Alignment] = {}
     folders = []
     models: tuple[Literal["bahdanau", "luong"], ...] = ("bahdanau", "luong")
     for model in models:
-        translator = Translator(model, attention="concat", epochs=epochs, random_state=seed, **SETTINGS).fit(*pairs)
+        translator = Translator(model, attention="concat", epochs=epochs, random_state=seed, **_SETTINGS).fit(*pairs)
         yield Row("dates", model, "exact", exact_fraction(translator, seed), "rnn, one context", baseline)
-        alignments[model] = translator.evidence(DATE, ISO_DATE)
+        alignments[model] = translator.evidence(_DATE, _ISO_DATE)
         folders.append(translator.save(folder / model))
     yield Picture(
         "alignment",
@@ -58,28 +58,28 @@ def visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         "The year is read where the year stands",
         "A row is a character of the translation, dark is where it looked in the date as it was written. Nobody told"
         " the model which character belongs to which: the alignment is what it found useful. The ■ is the end.",
-        f"Two heat maps of {ISO_DATE} by {DATE!r}: the rows of the year are dark at the year, those of the month at"
+        f"Two heat maps of {_ISO_DATE} by {_DATE!r}: the rows of the year are dark at the year, those of the month at"
         " its name, those of the day at the day.",
     )
     for saved in folders:
         yield Saved(saved, (translate_command(saved), command("regard", "info", saved)))
 
 
-def visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
+def _visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """The same dates by a Transformer, against the recurrent network with one context vector."""
     pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 8
-    settings = SETTINGS | {"hidden": 128, "random_state": seed}
+    settings = _SETTINGS | {"hidden": 128, "random_state": seed}
     translator = Translator("transformer", blocks=2, heads=4, epochs=epochs, **settings).fit(*pairs)
-    recurrent = Translator("rnn", epochs=epochs, **SETTINGS, random_state=seed).fit(*pairs)
+    recurrent = Translator("rnn", epochs=epochs, **_SETTINGS, random_state=seed).fit(*pairs)
     score, baseline = (exact_fraction(each, seed) for each in (translator, recurrent))
     yield Row("dates", "Transformer, 2 blocks", "exact", score, "rnn, one context", baseline)
     yield Picture(
         "alignment",
-        draw_alignments({"Transformer, the mean of its heads": translator.evidence(DATE, ISO_DATE)}),
+        draw_alignments({"Transformer, the mean of its heads": translator.evidence(_DATE, _ISO_DATE)}),
         "The same alignment, without recurrence",
         "Each block of the decoder looks at the encoder's rows with four heads; this is the mean of all eight. A row"
         " has seen all others before it is looked at: a look can mean more than the character that stands there.",
-        f"A heat map of {ISO_DATE} by {DATE!r}: the rows of the year are dark at the year, the others"
+        f"A heat map of {_ISO_DATE} by {_DATE!r}: the rows of the year are dark at the year, the others"
         " at the month and the day.",
     )
     saved = translator.save(folder / "dates")
@@ -88,7 +88,7 @@ def visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding]
 
 def translate_command(folder: Path) -> str:
     """The command that translates the date of the picture."""
-    return f"{command('echo', DATE)} | {command('regard', 'translate', folder)}"
+    return f"{command('echo', _DATE)} | {command('regard', 'translate', folder)}"
 
 
 STATIONS = (
@@ -98,7 +98,7 @@ STATIONS = (
         "An RNN reads a sentence and another writes its translation. If one vector has to carry everything, the"
         " beginning is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others"
         " 2015).",
-        visit_recurrent,
+        _visit_recurrent,
         findings=5,
         chapter=3,
     ),
@@ -107,7 +107,7 @@ STATIONS = (
         "The Transformer",
         "Vaswani and others, 2017: heads, a feed-forward, two residual sums; then the same again. It translates without"
         " recurrence.",
-        visit_transformer,
+        _visit_transformer,
         findings=3,
         chapter=6,
     ),

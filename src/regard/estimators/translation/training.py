@@ -23,7 +23,7 @@ SEARCHED_TOKENS = 1 << 13
 Seq2Seq = Transformer | Vanilla | Bahdanau | Luong
 """The sequence-to-sequence models, which have the same methods; see `regard.models.recurrent`."""
 
-Lengths = NDArray[np.int64]
+_Lengths = NDArray[np.int64]
 
 
 def mean_loss(model: Seq2Seq, batch: PairBatch, smoothing: float) -> Tensor:
@@ -48,7 +48,7 @@ def validation_bleu(model: Seq2Seq, corpus: Corpus, *, lowercase: bool) -> Trans
     return translation_score(translations, targets, tokenize=corpus.bleu_tokenizer, lowercase=lowercase)
 
 
-def length_limit(longest_target: int, longest: int) -> Callable[[Lengths], Lengths]:
+def length_limit(longest_target: int, longest: int) -> Callable[[_Lengths], _Lengths]:
     """From numbers of source tokens to the maximum numbers of target tokens, including the end.
 
     The limit is that of the longest training target, or twice the source's length plus 20 if that is more; at most
@@ -64,7 +64,7 @@ def length_limit(longest_target: int, longest: int) -> Callable[[Lengths], Lengt
 def translate_tokens(
     model: Seq2Seq,
     sources: Sequence[list[int]],
-    limit: Callable[[Lengths], Lengths],
+    limit: Callable[[_Lengths], _Lengths],
     *,
     size: int = 1,
     penalty: float = 0.0,

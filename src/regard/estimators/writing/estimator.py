@@ -41,9 +41,9 @@ from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-VALIDATED = 1 << 16
+_VALIDATED = 1 << 16
 """The maximum number of held-out tokens of a validation."""
-READ_TOKENS = 1 << 14
+_READ_TOKENS = 1 << 14
 """The maximum number of tokens in a batch without gradients."""
 
 
@@ -73,7 +73,7 @@ def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
     context = model.context
     starts = [0, *range(context - overlap, max(1, len(ids) - 1 - overlap), context - overlap)]
     full = [start for start in starts if start + context + 1 <= len(ids)]
-    rows = max(1, READ_TOKENS // context)
+    rows = max(1, _READ_TOKENS // context)
     batches = [full[i : i + rows] for i in range(0, len(full), rows)] + [[start] for start in starts[len(full) :]]
     total = 0.0
     for batch in batches:
@@ -184,7 +184,7 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
             batches,
             model.loss,
             recipe,
-            validate=lambda: mean_loss(model, validation[:VALIDATED]),
+            validate=lambda: mean_loss(model, validation[:_VALIDATED]),
             monitor=monitor,
             checkpoint=checkpoint,
             group=ProcessGroup.from_environment(),

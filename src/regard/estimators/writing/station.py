@@ -16,9 +16,9 @@ from regard.estimators.writing.evidence import TextEvidence
 from regard.tour.figures import draw_maps
 from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Station, command
 
-HELD_OUT = 20_000
+_HELD_OUT = 20_000
 """The number of characters at the end of the text that measure a model; nothing is trained on them."""
-PROMPT, LINE = "The statement", "def f(self):"
+_PROMPT, LINE = "The statement", "def f(self):"
 HEADS = 4
 """The number of heads in the picture."""
 
@@ -33,7 +33,7 @@ def python_manual() -> str:
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """A Writer of characters, against trigrams."""
     text = python_manual()
-    training, held_out = text[:-HELD_OUT], text[-HELD_OUT:]
+    training, held_out = text[:-_HELD_OUT], text[-_HELD_OUT:]
     size, steps = (32, 60) if quick else (128, 600)
     writer = Writer(
         context=64,
@@ -51,12 +51,12 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     yield Passage(
         "What it writes",
         f"It was trained on {len(training):,} characters, {steps} times a thousand of them, and continues"
-        f" “{PROMPT}”, a character at a time. The words are its own; it was never told what a word is.",
-        writer.write(PROMPT, 120 if quick else 400, temperature=0.6, seed=seed),
+        f" “{_PROMPT}”, a character at a time. The words are its own; it was never told what a word is.",
+        writer.write(_PROMPT, 120 if quick else 400, temperature=0.6, seed=seed),
     )
     yield heads_picture(writer.evidence(LINE, top=len(LINE)))
     saved = writer.save(folder / "writer")
-    writing = command("regard", "write", saved, "--prompt", PROMPT, "--temperature", "0.6")
+    writing = command("regard", "write", saved, "--prompt", _PROMPT, "--temperature", "0.6")
     yield Saved(saved, (writing, command("regard", "info", saved)))
 
 

@@ -33,9 +33,9 @@ from regard.models.pretrained.folder import Settings, Weights
 from regard.models.transformer import Embedding, TextEncoder
 from regard.scores import dot, scaled_dot
 
-Model = LanguageModel | TextEncoder
-Names = Mapping[str, str | tuple[str, ...]]
-ACTIVATIONS: dict[str, Activation] = {
+_Model = LanguageModel | TextEncoder
+_Names = Mapping[str, str | tuple[str, ...]]
+_ACTIVATIONS: dict[str, Activation] = {
     "gelu": functional.gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
@@ -44,18 +44,18 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class Architecture(NamedTuple):
+class _Architecture(NamedTuple):
     """How the models of one architecture are built and stored."""
 
-    build: Callable[[Settings], Model]  # without weights
-    names: Names  # their module, or several that are stacked, for each of ours
+    build: Callable[[Settings], _Model]  # without weights
+    names: _Names  # their module, or several that are stacked, for each of ours
     prefix: str  # before their names, if the model was saved with a head
     ignored: str  # a pattern of weights that are not needed
     transposed: str = "none"  # our modules below this one have matrices [in, out] in the file
 
-    def load(self, settings: Settings, weights: Weights) -> Model:
+    def load(self, settings: Settings, weights: Weights) -> _Model:
         """The model with its weights, in evaluation mode."""
-        with torch.device("meta"), SkipInit():  # shapes, but neither memory nor values
+        with torch.device("meta"), _SkipInit():  # shapes, but neither memory nor values
             model = self.build(settings)
         state: dict[str, Tensor] = {}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -84,7 +84,7 @@ class Architecture(NamedTuple):
         return tuple(name.replace("*", number[1]) for name in names) if number else names
 
 
-class SkipInit(TorchFunctionMode):
+class _SkipInit(TorchFunctionMode):
     """`nn.init` does nothing. On "meta" there is nothing to fill, but it would load torch's compiler, for seconds."""
 
     def __torch_function__(
@@ -107,7 +107,7 @@ def gpt2(settings: Settings) -> LanguageModel:
     size, heads, blocks = (settings.size(name) for name in ("n_embd", "n_head", "n_layer"))
     vocabulary, context = settings.size("vocab_size"), settings.size("n_positions")
     hidden, epsilon = settings.size("n_inner", 4 * size), settings.number("layer_norm_epsilon", 1e-5)
-    activation = settings.choice("activation_function", "gelu_new", ACTIVATIONS)
+    activation = settings.choice("activation_function", "gelu_new", _ACTIVATIONS)
     score = scaled_dot if settings.flag("scale_attn_weights", True) else dot
     weight_dropout, dropout = settings.dropout("attn_pdrop", 0.1), settings.dropout("resid_pdrop", 0.1)
     positions, input_dropout = LearnedPositions(context, size), settings.dropout("embd_pdrop", 0.1)
@@ -138,7 +138,7 @@ def bert(settings: Settings) -> TextEncoder:
     size, heads, blocks = (settings.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     vocabulary, context = settings.size("vocab_size"), settings.size("max_position_embeddings")
     hidden, types = settings.size("intermediate_size"), settings.size("type_vocab_size", 2)
-    activation, epsilon = settings.choice("hidden_act", "gelu", ACTIVATIONS), settings.number("layer_norm_eps", 1e-12)
+    activation, epsilon = settings.choice("hidden_act", "gelu", _ACTIVATIONS), settings.number("layer_norm_eps", 1e-12)
     weight_dropout = settings.dropout("attention_probs_dropout_prob", 0.1)
     positions, dropout = LearnedPositions(context, size), settings.dropout("hidden_dropout_prob", 0.1)
 
@@ -161,7 +161,7 @@ def llama(settings: Settings) -> LanguageModel:
     hidden, kv_heads = settings.size("intermediate_size"), settings.size("num_key_value_heads", heads)
     head_size, epsilon = settings.size("head_dim", max(1, size // heads)), settings.number("rms_norm_eps", 1e-6)
     bias, hidden_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
-    activation = GatedActivation(settings.choice("hidden_act", "silu", ACTIVATIONS))
+    activation = GatedActivation(settings.choice("hidden_act", "silu", _ACTIVATIONS))
     positions, dropout = rotary(settings, head_size), settings.dropout("attention_dropout", 0.0)
 
     def block() -> Block:
@@ -207,7 +207,7 @@ def rotary(settings: Settings, head_size: int) -> Rotary:
     return Rotary(head_size, base=base, interleaved=interleaved, scaling=scaling)
 
 
-GPT2_NAMES: Names = {
+_GPT2_NAMES: _Names = {
     "embedding.token": "wte",
     "embedding.positions": "wpe",
     "decoder.blocks.*.attention_norm": "h.*.ln_1",
@@ -218,7 +218,7 @@ GPT2_NAMES: Names = {
     "decoder.blocks.*.feed_forward.output": "h.*.mlp.c_proj",
     "decoder.norm": "ln_f",
 }
-BERT_NAMES: Names = {
+_BERT_NAMES: _Names = {
     "embedding.token": "embeddings.word_embeddings",
     "embedding.segment": "embeddings.token_type_embeddings",
     "embedding.positions": "embeddings.position_embeddings",
@@ -232,7 +232,7 @@ BERT_NAMES: Names = {
     "encoder.blocks.*.feed_forward.output": "encoder.layer.*.output.dense",
     "encoder.blocks.*.feed_forward_norm": "encoder.layer.*.output.LayerNorm",
 }
-LLAMA_NAMES: Names = {
+_LLAMA_NAMES: _Names = {
     "embedding.token": "embed_tokens",
     "decoder.blocks.*.attention_norm": "layers.*.input_layernorm",
     "decoder.blocks.*.attention.input": tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv"),
@@ -242,11 +242,11 @@ LLAMA_NAMES: Names = {
     "decoder.blocks.*.feed_forward.output": "layers.*.mlp.down_proj",
     "decoder.norm": "norm",
 }
-BERT_IGNORED = r"^(bert\.)?(embeddings\.(position|token_type)_ids$|pooler\.)|^cls\."
+_BERT_IGNORED = r"^(bert\.)?(embeddings\.(position|token_type)_ids$|pooler\.)|^cls\."
 
 ARCHITECTURES = {
-    "bert": Architecture(bert, BERT_NAMES, prefix="bert.", ignored=BERT_IGNORED),
-    "gpt2": Architecture(gpt2, GPT2_NAMES, "transformer.", r"\.attn\.(bias|masked_bias)$", transposed="decoder."),
-    "llama": Architecture(llama, LLAMA_NAMES, prefix="model.", ignored=r"\.rotary_emb\.inv_freq$"),
+    "bert": _Architecture(bert, _BERT_NAMES, prefix="bert.", ignored=_BERT_IGNORED),
+    "gpt2": _Architecture(gpt2, _GPT2_NAMES, "transformer.", r"\.attn\.(bias|masked_bias)$", transposed="decoder."),
+    "llama": _Architecture(llama, _LLAMA_NAMES, prefix="model.", ignored=r"\.rotary_emb\.inv_freq$"),
 }
 """By the `model_type` of a `config.json`."""

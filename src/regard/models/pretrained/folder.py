@@ -24,10 +24,10 @@ from torch import Tensor
 
 from regard.checks import fraction, is_number, positive
 
-CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-OUTPUT = "lm_head.weight"
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-OLD_NAMES = {"weight": "gamma", "bias": "beta"}
+CONFIG, _WHOLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_OUTPUT = "lm_head.weight"
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """What the first BERTs call the weight and the bias of a norm."""
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
         if not path.is_file():
             reason = f"it has no {CONFIG}" if folder.exists() else "no such file or folder"
             raise FileNotFoundError(f"{folder} is not a model folder: {reason}")
-        return cls(path, read_json(path))
+        return cls(path, _read_json(path))
 
     def size(self, name: str, default: int | None = None) -> int:
         value = self._required(name, default)
@@ -81,7 +81,7 @@ class Settings(NamedTuple):
     def choice(self, name: str, default: str | None, known: Mapping[str, T]) -> T:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
-            raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {list_names(known)}")
+            raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {_list_names(known)}")
         return known[value]
 
     def require(self, name: str, supported: object) -> None:
@@ -112,7 +112,7 @@ class Weights:
     def find(self, name: str) -> str | None:
         """The name as the file has it, or None."""
         module, _, part = name.rpartition(".")
-        old = f"{module}.{OLD_NAMES.get(part, part)}"
+        old = f"{module}.{_OLD_NAMES.get(part, part)}"
         return next((known for known in (self.prefix + name, name, self.prefix + old, old) if known in self.rest), None)
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -123,24 +123,24 @@ class Weights:
         weight = self.rest.pop(stored)()
         if weight.shape != shape:
             raise ValueError(f"{self.path}: the weight {stored!r} must be {list(shape)}, got {list(weight.shape)}")
-        if weight.dtype not in FLOATS:
+        if weight.dtype not in _FLOATS:
             raise ValueError(f"{self.path}: the weight {stored!r} must be floating point, got {weight.dtype}")
         return weight.to(torch.float32, copy=True)
 
     def take_output(self, tied: bool, tokens: Tensor) -> dict[str, Tensor]:
         """The matrix from rows to logits, `[vocabulary, size]`; none if it is tied to the token embedding."""
-        if tied and self.find(OUTPUT) is None:
+        if tied and self.find(_OUTPUT) is None:
             return {}
-        weight = self.take(OUTPUT, *tokens.shape)
+        weight = self.take(_OUTPUT, *tokens.shape)
         if tied and not torch.equal(weight, tokens):
-            raise ValueError(f"{self.path}: tie_word_embeddings is true, but {OUTPUT} is not the token embedding")
+            raise ValueError(f"{self.path}: tie_word_embeddings is true, but {_OUTPUT} is not the token embedding")
         return {} if tied else {"read.weight": weight}
 
     def check_rest(self, ignored: str) -> None:
         """Raise if weights are left whose names do not match the pattern of ignored ones."""
         rest = [name for name in self.rest if not re.search(ignored, name)]
         if rest:
-            raise ValueError(f"{self.path} has weights that the model does not use: {list_names(rest)}")
+            raise ValueError(f"{self.path} has weights that the model does not use: {_list_names(rest)}")
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def open_weights(folder: Path, prefix: str = "") -> Iterator[Weights]:
     """The weights of a folder, whole or in shards."""
     with contextlib.ExitStack() as stack:
         tensors: dict[str, Callable[[], Tensor]] = {}
-        for path, expected in shards(folder).items():
+        for path, expected in _shards(folder).items():
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
@@ -156,38 +156,38 @@ def open_weights(folder: Path, prefix: str = "") -> Iterator[Weights]:
             names = set(file.keys())
             missing = [name for name in expected if name not in names]
             if missing:
-                raise ValueError(f"{path} lacks weights that {INDEX} assigns to it: {list_names(missing)}")
+                raise ValueError(f"{path} lacks weights that {_INDEX} assigns to it: {_list_names(missing)}")
             tensors |= {name: partial(file.get_tensor, name) for name in sorted(names)}
         yield Weights(folder, prefix, tensors)
 
 
-def shards(folder: Path) -> dict[Path, list[str]]:
+def _shards(folder: Path) -> dict[Path, list[str]]:
     """The files with weights, and the names that an index assigns to each."""
-    if (folder / WHOLE).is_file():
-        return {folder / WHOLE: []}
-    if not (folder / INDEX).is_file():
+    if (folder / _WHOLE).is_file():
+        return {folder / _WHOLE: []}
+    if not (folder / _INDEX).is_file():
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         if pickles:
             raise ValueError(
                 f"{folder} has its weights in {pickles[0]}, which is a pickle and may run any code when it is read. "
                 f"Pickles are not supported: if you trust it, load it with transformers' from_pretrained and write "
-                f"{WHOLE} with save_pretrained"
+                f"{_WHOLE} with save_pretrained"
             )
-        raise FileNotFoundError(f"{folder} has no weights: neither {WHOLE} nor {INDEX}")
-    names = read_json(folder / INDEX).get("weight_map")
+        raise FileNotFoundError(f"{folder} has no weights: neither {_WHOLE} nor {_INDEX}")
+    names = _read_json(folder / _INDEX).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise ValueError(f"{folder / INDEX} must have a weight_map with the file of each weight")
+        raise ValueError(f"{folder / _INDEX} must have a weight_map with the file of each weight")
     files: dict[Path, list[str]] = {}
     for name, file in names.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ValueError(f"{folder / INDEX} must name safetensors files beside it, got {file!r} for {name!r}")
+            raise ValueError(f"{folder / _INDEX} must name safetensors files beside it, got {file!r} for {name!r}")
         if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder} has no {file}, which {INDEX} names")
+            raise FileNotFoundError(f"{folder} has no {file}, which {_INDEX} names")
         files.setdefault(folder / file, []).append(name)
     return files
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -198,7 +198,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def list_names(names: Collection[str], limit: int = 5) -> str:
+def _list_names(names: Collection[str], limit: int = 5) -> str:
     """The first names, for an error message."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(map(repr, list(names)[:limit])) + more

@@ -30,18 +30,18 @@ from regard.models.pretrained.architectures import ARCHITECTURES
 from regard.models.pretrained.folder import Settings, Weights
 from regard.models.transformer import TextEncoder
 
-NAMES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
-HEADER = struct.Struct("<7i")
-VERSIONED = b"24ka"  # the first bytes of versions 1 and 2
-UNUSED = "rotary_emb"  # cosines and sines, which we compute
+_NAMES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
+_HEADER = struct.Struct("<7i")
+_VERSIONED = b"24ka"  # the first bytes of versions 1 and 2
+_UNUSED = "rotary_emb"  # cosines and sines, which we compute
 
 
 def read_model(path: Path) -> LanguageModel | TextEncoder:
     """The language model of a llama2.c file."""
-    sizes = read_sizes(path)
-    offset, tensors = HEADER.size, {}
-    for name, shape in stored_shapes(sizes).items():
-        tensors[f"{name}.weight"] = functools.partial(read_floats, path, offset, shape)
+    sizes = _read_sizes(path)
+    offset, tensors = _HEADER.size, {}
+    for name, shape in _stored_shapes(sizes).items():
+        tensors[f"{name}.weight"] = functools.partial(_read_floats, path, offset, shape)
         offset += 4 * math.prod(shape)
     if path.stat().st_size != offset:
         raise ValueError(f"{path} must have {offset} bytes by its header, got {path.stat().st_size}")
@@ -57,11 +57,11 @@ def read_model(path: Path) -> LanguageModel | TextEncoder:
         "tie_word_embeddings": sizes["vocab_size"] > 0,
         "rope_interleaved": True,
     }
-    weights = Weights(path, "", {name: read for name, read in tensors.items() if not name.startswith(UNUSED)})
+    weights = Weights(path, "", {name: read for name, read in tensors.items() if not name.startswith(_UNUSED)})
     return ARCHITECTURES["llama"].load(Settings(path, settings), weights)
 
 
-def stored_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+def _stored_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The shapes of all weights in the order of the file, by the names of Hugging Face's Llama."""
     dim, hidden, vocabulary = sizes["dim"], sizes["hidden_dim"], abs(sizes["vocab_size"])
     head_size = dim // sizes["n_heads"]
@@ -80,33 +80,33 @@ def stored_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (vocabulary, dim)}
     for name, shape in blocks.items():
         shapes |= {f"layers.{number}.{name}": shape for number in range(sizes["n_layers"])}
-    shapes |= {"norm": (dim,), UNUSED: (sizes["seq_len"], head_size)}
+    shapes |= {"norm": (dim,), _UNUSED: (sizes["seq_len"], head_size)}
     return shapes if sizes["vocab_size"] > 0 else shapes | {"lm_head": (vocabulary, dim)}
 
 
-def read_floats(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
+def _read_floats(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
     """A tensor of a file, from little-endian float32."""
     array = np.fromfile(path, "<f4", math.prod(shape), offset=offset).astype(np.float32, copy=False)
     return torch.from_numpy(array.reshape(shape))
 
 
-def read_sizes(path: Path) -> dict[str, int]:
+def _read_sizes(path: Path) -> dict[str, int]:
     """The sizes in the header of a file of version 0; they must fit each other."""
     with path.open("rb") as file:
-        header = file.read(HEADER.size)
+        header = file.read(_HEADER.size)
     if header[:2] in (b"PK", b"\x80\x02"):
         raise ValueError(
             f"{path} is a pickle, which may run any code when it is read, and is not supported. "
             "A .bin must be llama2.c's; for a model in Hugging Face's layout, give its folder"
         )
-    if len(header) < HEADER.size:
-        raise ValueError(f"{path} must start with a header of {HEADER.size} bytes, got {len(header)}")
-    if header.startswith(VERSIONED):
+    if len(header) < _HEADER.size:
+        raise ValueError(f"{path} must start with a header of {_HEADER.size} bytes, got {len(header)}")
+    if header.startswith(_VERSIONED):
         version = int.from_bytes(header[4:8], "little", signed=True)
         raise ValueError(
             f"{path} has llama2.c's version {version}; only version 0 is supported (export.py --version 0)"
         )
-    sizes = dict(zip(NAMES, HEADER.unpack(header), strict=True))
+    sizes = dict(zip(_NAMES, _HEADER.unpack(header), strict=True))
     dim, heads, kv_heads = sizes["dim"], sizes["n_heads"], sizes["n_kv_heads"]
     smallest = min(abs(size) if name == "vocab_size" else size for name, size in sizes.items())
     if smallest < 1 or dim % heads or heads % kv_heads or dim // heads % 2:
@@ -129,7 +129,7 @@ class BinTokenizer:
     begin, end = 1, 2
 
     def __init__(self, path: str | Path) -> None:
-        pieces = read_pieces(Path(path))
+        pieces = _read_pieces(Path(path))
         self.pieces = [piece for piece, _ in pieces]
         self.merges: dict[bytes, tuple[float, int]] = {}  # piece: (-score, id)
         self.byte: dict[int, int] = {}  # byte: id
@@ -191,7 +191,7 @@ class BinTokenizer:
         return [number for number in ids if number >= 0]
 
 
-def read_pieces(path: Path) -> list[tuple[bytes, float]]:
+def _read_pieces(path: Path) -> list[tuple[bytes, float]]:
     """The pieces and scores of a `tokenizer.bin`."""
     raw, offset, pieces = path.read_bytes(), 4, list[tuple[bytes, float]]()
     while offset < len(raw):

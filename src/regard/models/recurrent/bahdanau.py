@@ -34,7 +34,7 @@ from regard.ops.attentive_rnn import AttentionInputs, attentive_recurrence
 from regard.scores import Additive
 
 
-class DecoderStates(NamedTuple):
+class _DecoderStates(NamedTuple):
     """States and contexts of the layer that attends, at all steps."""
 
     states: Tensor  # [batch, m, hidden]  s_t
@@ -57,7 +57,7 @@ class Bahdanau(Recurrent):
     torch.Size([2, 9, 60])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: Embedding,
         target: Embedding,
@@ -89,7 +89,7 @@ class Bahdanau(Recurrent):
         final = encoder.backward_final(memory) if encoder.bidirectional else encoder.final(memory, lengths)
         return self.start(final)  # type: ignore[no-any-return]
 
-    def run_decoder(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> DecoderStates:
+    def run_decoder(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> _DecoderStates:
         """All steps of the layer that attends, fused if the compiled loops apply."""
         if not self.is_fusible(memory, words):
             return self.run_stepwise(memory, lengths, words, state)
@@ -106,9 +106,9 @@ class Bahdanau(Recurrent):
         )
         gates = weights.gates(words.transpose(0, 1))  # [m, batch, gates · hidden]
         states, contexts, _ = attentive_recurrence(gates, state, weights.hidden, weights.hidden_bias, attention)
-        return DecoderStates(states.transpose(0, 1), contexts.transpose(0, 1))  # [batch, m, …]
+        return _DecoderStates(states.transpose(0, 1), contexts.transpose(0, 1))  # [batch, m, …]
 
-    def run_stepwise(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> DecoderStates:
+    def run_stepwise(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> _DecoderStates:
         """The same as `run_decoder`, one step after the other."""
         key = self.score.key_projection(memory)
         states, contexts = [], []
@@ -116,7 +116,7 @@ class Bahdanau(Recurrent):
             state, context = self.decoder_step(gates, state, key, memory, lengths)
             states.append(state[0])
             contexts.append(context)
-        return DecoderStates(torch.stack(states, dim=1), torch.stack(contexts, dim=1))
+        return _DecoderStates(torch.stack(states, dim=1), torch.stack(contexts, dim=1))
 
     def decoder_step(
         self, gates: Tensor, state: State, key: Tensor, memory: Tensor, lengths: Tensor
@@ -165,7 +165,7 @@ class Bahdanau(Recurrent):
         return state._replace(layers=layers), logits.log_softmax(dim=-1)
 
 
-def bahdanau(
+def bahdanau(  # noqa: PLR0913
     source: int,
     target: int,
     *,

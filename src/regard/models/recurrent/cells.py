@@ -148,7 +148,7 @@ class DecodingState(NamedTuple):
     extra: State = ()  # further outputs of the last step that the next one needs
 
 
-class Embeddings(NamedTuple):
+class _Embeddings(NamedTuple):
     """The embeddings and the output layer of a model."""
 
     source: Embedding
@@ -158,7 +158,7 @@ class Embeddings(NamedTuple):
 
 def make_embeddings(
     source: int, target: int, size: int, read_size: int, dropout: float, *, shared: bool = False, tied: bool = False
-) -> Embeddings:
+) -> _Embeddings:
     """Embeddings for two vocabularies, and the output layer for rows of `read_size`.
 
     shared   source and target have the same vocabulary, and share one embedding
@@ -179,4 +179,4 @@ def make_embeddings(
     read = nn.Linear(read_size, target)
     if tied:
         read.weight = target_embedding.token.weight
-    return Embeddings(source_embedding, target_embedding, read)
+    return _Embeddings(source_embedding, target_embedding, read)

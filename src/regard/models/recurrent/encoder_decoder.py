@@ -71,7 +71,7 @@ class RecurrentEncoder(nn.Module):
         return self.hidden * (2 if self.bidirectional else 1)
 
     def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
-        check_lengths(lengths, rows)
+        _check_lengths(lengths, rows)
         if not fusible(rows, weights_of(self.rnn).input):
             return self.run_packed(rows, lengths)
         x = rows.transpose(0, 1)  # [n, batch, size]
@@ -83,8 +83,10 @@ class RecurrentEncoder(nn.Module):
             x = drop_between(self.rnn, x) if layer else x
             directions = [self.run_direction(x, weights_of(self.rnn, layer))]
             if self.bidirectional:
-                reversed_states = self.run_direction(gather_rows(x, reverse), weights_of(self.rnn, layer, reverse=True))
-                directions.append(gather_rows(reversed_states, reverse))
+                reversed_states = self.run_direction(
+                    _gather_rows(x, reverse), weights_of(self.rnn, layer, reverse=True)
+                )
+                directions.append(_gather_rows(reversed_states, reverse))
             x = torch.cat(directions, dim=-1)
         return (x * real.unsqueeze(-1)).transpose(0, 1).contiguous()  # [batch, n, width]
 
@@ -112,12 +114,12 @@ class RecurrentEncoder(nn.Module):
         return states[:, 0, self.hidden :]
 
 
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of `[n, batch, size]` by indices `[n, batch]` into its first two dimensions flattened."""
     return functional.embedding(index, x.flatten(0, 1))  # of torch's ways to index, the fastest backward
 
 
-def check_lengths(lengths: Tensor, rows: Tensor) -> None:
+def _check_lengths(lengths: Tensor, rows: Tensor) -> None:
     """Raise ValueError unless each sentence has at least one token, and no more than there are."""
     if lengths.is_floating_point() or lengths.shape != rows.shape[:1]:
         raise ValueError(
@@ -231,7 +233,7 @@ class Vanilla(Recurrent):
         return state._replace(layers=layers), logits.log_softmax(dim=-1)
 
 
-def vanilla(
+def vanilla(  # noqa: PLR0913
     source: int,
     target: int,
     *,

@@ -86,7 +86,7 @@ class Global(nn.Module):
         return look(query, memory, score=self.score, mask=padding(lengths))
 
 
-class LocalWindow(NamedTuple):
+class _LocalWindow(NamedTuple):
     """The positions around each step's centre, and the factors of their weights."""
 
     mask: Mask
@@ -112,19 +112,19 @@ class Local(nn.Module):
                 nn.Linear(hidden, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, 1, bias=False)
             )
 
-    def window(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor) -> LocalWindow:
+    def window(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor) -> _LocalWindow:
         """The window of each step."""
         position = torch.arange(memory.shape[1], device=query.device)
         if self.centre is None:
             first = torch.as_tensor(first_step, device=query.device).reshape(-1, 1)  # [1 or batch, 1]
             step = torch.arange(query.shape[1], device=query.device) + first
             distance = position - torch.minimum(step, lengths.unsqueeze(-1) - 1).unsqueeze(-1)  # [batch, m, n]
-            return LocalWindow(both(padding(lengths), distance.abs() <= self.radius), None)
+            return _LocalWindow(both(padding(lengths), distance.abs() <= self.radius), None)
         centre = lengths.reshape(-1, 1, 1) * torch.sigmoid(self.centre(query))  # [batch, m, 1]
         distance = position - centre
         inside = distance.detach().abs() <= self.radius
         falloff = torch.exp(-2 * (distance / self.radius).square())  # 1/2σ² = 2/D²
-        return LocalWindow(both(padding(lengths), inside), falloff)
+        return _LocalWindow(both(padding(lengths), inside), falloff)
 
     def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor = 0) -> Tensor:
         """The contexts `[batch, m, width]`."""
@@ -156,7 +156,7 @@ class Luong(Recurrent):
     torch.Size([2, 9, 60])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: Embedding,
         target: Embedding,
@@ -229,7 +229,7 @@ class Luong(Recurrent):
         return state._replace(layers=layers, extra=(attentional, step + 1)), log_probs
 
 
-def luong(
+def luong(  # noqa: PLR0913
     source: int,
     target: int,
     *,
