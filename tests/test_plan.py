@@ -10,7 +10,7 @@ from helpers.cases import rand
 
 import regard
 from regard import masks, scores, weighing
-from regard.engines import Dense, Stream, dense, flash, fused, short, stream
+from regard.engines import Dense, Stream, dense, flash, fused, stream
 from regard.engines.kernel_sums import gauss, pairs
 from regard.engines.kernel_sums.problem import Points
 from regard.kernels import Gaussian, Tricube
@@ -40,8 +40,8 @@ def ran(monkeypatch):
     record(dense, "moments", dense.WHOLE_MATRIX)
     record(torch.nn.functional, "scaled_dot_product_attention", flash.TORCH_KERNEL)
     record(stream, "attend_blocks", stream.RECOMPUTED)
-    record(fused.Fused, "apply", stream.FUSED)
-    record(short.Together, "apply", stream.SHORT_HEADS)
+    record(fused, "attend_heads", stream.FUSED)
+    record(fused, "attend_short_heads", stream.SHORT_HEADS)
     record(gauss, "transform", gauss.FOURIER)
     record(
         pairs,

@@ -45,7 +45,7 @@ KEYS = 4096
 """Keys drawn for a step, among the rows that are not predicted in it."""
 PAIRS = 2**22
 """Pairs of query and key in one step against all keys."""
-STRETCH_STEPS, _MIXING_STEPS, _LINEAR_STEPS, _LAST_STEPS = 200, 400, 150, 100
+STRETCH_STEPS, MIXING_STEPS, LINEAR_STEPS, LAST_STEPS = 200, 400, 150, 100
 """Steps of each stage: a stretch for each feature, the matrix, a linear fit, and against all keys."""
 _EPOCHS = 10
 """Validations in each stage."""
@@ -256,12 +256,12 @@ def plan_stages(metric: str, order: int, split: Split) -> list[_Stage]:
     keys = min(KEYS, rows - batch_size(rows))
     stages = [_Stage("log_stretch", 0, keys, STRETCH_STEPS, 0.1)]
     if metric == "full":
-        stages.append(_Stage("mixing", 0, keys, _MIXING_STEPS, 0.03))
+        stages.append(_Stage("mixing", 0, keys, MIXING_STEPS, 0.03))
     last = stages[-1]
     if order == 1:
-        stages.append(last._replace(order=1, steps=_LINEAR_STEPS))
+        stages.append(last._replace(order=1, steps=LINEAR_STEPS))
     elif rows > KEYS:
-        stages.append(last._replace(keys=rows, steps=_LAST_STEPS, rate=last.rate / 3))
+        stages.append(last._replace(keys=rows, steps=LAST_STEPS, rate=last.rate / 3))
     return stages
 
 
