@@ -1,24 +1,80 @@
-"""What several estimators share: optimizers, checkpoints and histories of trainings, classes and names of targets."""
+"""What several estimators share: saving, optimizers, checkpoints and histories of trainings, names of targets."""
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from regard.checks import is_number, positive
 from regard.estimators.settings import saved_settings
-from regard.saving import to_json
+from regard.saving import Array, to_array, to_json, write_folder
 from regard.training import Checkpoint, History, Muon
 
 Given = ParamSpec("Given")
 Model = TypeVar("Model")
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class State(NamedTuple):
+    """A fitted model as a folder holds it."""
+
+    config: dict[str, Any]  # as JSON can hold it
+    arrays: Mapping[str, Array]
+    texts: dict[str, str] = {}  # noqa: RUF012  (a NamedTuple's default is never changed)
+
+
+class SavedEstimator(BaseEstimator):  # type: ignore[misc]
+    """An estimator that is saved as its settings and what it learned."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder, from which `regard.load` reads it."""
+        check_is_fitted(self)
+        return write_folder(folder, *self.state())
+
+    def state(self) -> State:
+        """The fitted model: its settings, and what it learned."""
+        learned = self._learned()
+        config = {"estimator": type(self).__name__, "settings": saved_settings(self)}
+        return learned._replace(config=config | learned.config)
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
+        """The model that `state` was called on; `config` has the texts too, by name."""
+        model = cls(**config["settings"])
+        model._restore(config, arrays)
+        return model
+
+    def _learned(self) -> State:
+        """What `fit` learned; an entry "settings" replaces the current ones."""
+        raise NotImplementedError
+
+    def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """Set what was learned from the config and the arrays of a `state`."""
+        raise NotImplementedError
+
+
+def module_arrays(module: nn.Module, prefix: str = "") -> dict[str, Array]:
+    """The state of a module as arrays, with a prefix before their names."""
+    return {f"{prefix}{name}": to_array(tensor) for name, tensor in module.state_dict().items()}
+
+
+def restored_module(module: Module, arrays: dict[str, Any], prefix: str = "", *, assign: bool = False) -> Module:
+    """A module with the state of `module_arrays`, for inference.
+
+    assign   take the types of the arrays too, such as float16
+    """
+    named = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    module.load_state_dict({name: torch.as_tensor(array) for name, array in named.items()}, assign=assign)
+    return module.eval().requires_grad_(False)
 
 
 def saved_history(history: History) -> dict[str, Any]:

@@ -5,13 +5,11 @@ An estimator over bags is a sum over instances: output(bag) = constant + Σᵢ c
 [n, d] and does not apply: here X is `regard.data.bags.Bags`, or what `as_bags` takes.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit, softmax
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -20,15 +18,15 @@ from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_b
 from regard.data.columns import Scale, fit_scale
 from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
-from regard.estimators.common import restored_classes, saved_classes, target_names
+from regard.estimators.common import SavedEstimator, State, restored_classes, saved_classes, target_names
 from regard.estimators.evidence import check_memory, checked_top
 from regard.estimators.settings import check_settings, saved_settings, setting, with_settings
-from regard.saving import to_json, write_folder
+from regard.saving import to_json
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Any]
 
 
 def _check_column(name: str, value: object) -> None:
@@ -61,7 +59,7 @@ class _ClassSettings:
     )
 
 
-class OverBags(_FeatureSettings, BaseEstimator):  # type: ignore[misc]
+class OverBags(_FeatureSettings, SavedEstimator):
     """An estimator that takes bags. Methods with an underscore are for subclasses."""
 
     n_features_in_: int
@@ -82,45 +80,34 @@ class OverBags(_FeatureSettings, BaseEstimator):  # type: ignore[misc]
         check_memory(len(bags), count, "bags", numbers=2 + (1 if classes is None else len(classes)))
         return top_evidence(bags, *self._explain(bags), count, classes)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, from which `regard.load` reads it."""
-        check_is_fitted(self)
-        return write_folder(folder, *self.state())
-
-    def state(self) -> tuple[dict[str, Any], Arrays]:
-        """A fitted model as a JSON object and arrays."""
+    def _learned(self) -> State:
         settings = saved_settings(self) | self.structure_
         weights = getattr(self, "class_weight", None)
         if isinstance(weights, dict):  # saved as pairs: JSON would make text of the keys
             settings["class_weight"] = [[to_json(label), to_json(weight)] for label, weight in weights.items()]
         classes = saved_classes(self.classes_) if hasattr(self, "classes_") else {}
         config = {
-            "estimator": type(self).__name__,
             "settings": settings,
             "features": self.n_features_in_,
             "names": list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None,
             "target": {"names": self.targets_} | classes,
         }
         scale = {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
-        return config, scale | self._arrays()
+        return State(config, scale | self._arrays())
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], arrays: Arrays) -> Self:
-        """The model of a `state`."""
-        settings, target = dict(config["settings"]), config["target"]
-        if isinstance(settings.get("class_weight"), list):
-            settings["class_weight"] = dict(settings["class_weight"])
-        model = cls(**settings)
-        model.n_features_in_ = config["features"]
-        model.structure_ = model._structure()
+    def _restore(self, config: dict[str, Any], arrays: Arrays) -> None:
+        weights = getattr(self, "class_weight", None)
+        if isinstance(weights, list):
+            self.set_params(class_weight=dict(weights))
+        self.n_features_in_ = config["features"]
+        self.structure_ = self._structure()
         if config["names"] is not None:
-            model.feature_names_in_ = np.array(config["names"], dtype=object)
-        model.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"])
-        model.targets_ = target["names"]
-        if "classes" in target:
-            model.classes_ = restored_classes(target)
-        model._restore(arrays)
-        return model
+            self.feature_names_in_ = np.array(config["names"], dtype=object)
+        self.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"])
+        self.targets_ = config["target"]["names"]
+        if "classes" in config["target"]:
+            self.classes_ = restored_classes(config["target"])
+        self._set_arrays(arrays)
 
     def _read_training(self, X: object, y: object) -> tuple[Bags, Labels]:  # noqa: N803
         """Training bags, not scaled, and one target for each; sets what `fit` learns about features and targets."""
@@ -184,7 +171,7 @@ class OverBags(_FeatureSettings, BaseEstimator):  # type: ignore[misc]
         """The learned arrays, by name."""
         raise NotImplementedError
 
-    def _restore(self, arrays: Arrays) -> None:
+    def _set_arrays(self, arrays: Arrays) -> None:
         """Set what was learned from `_arrays`."""
         raise NotImplementedError
 

@@ -22,7 +22,7 @@ from regard.data.columns import Scale
 from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
 from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
 from regard.estimators.bags.training import Loss, Schedule, make_network, train_network
-from regard.estimators.common import all_or_nothing
+from regard.estimators.common import all_or_nothing, module_arrays, restored_module
 from regard.estimators.settings import Seeded, seed_of, setting, with_settings
 from regard.models.bag import BagModel
 from regard.training import History, Monitor
@@ -102,14 +102,11 @@ class _NetworkOverBags(_NetworkSettings, OverBags):
         return weight, contribution
 
     def _arrays(self) -> Arrays:
-        return {f"network.{name}": tensor.numpy() for name, tensor in self.network_.state_dict().items()}
+        return module_arrays(self.network_, "network.")
 
-    def _restore(self, arrays: Arrays) -> None:
-        named = {name.partition("network.")[2]: torch.as_tensor(array) for name, array in arrays.items()}
-        state = {name: tensor for name, tensor in named.items() if name}
-        network = self._make_network(len(state["read.bias"])).double()
-        network.load_state_dict(state)
-        self.network_ = network.eval().requires_grad_(False)
+    def _set_arrays(self, arrays: Arrays) -> None:
+        network = self._make_network(len(arrays["network.read.bias"])).double()
+        self.network_ = restored_module(network, arrays, "network.")
 
 
 @with_settings
@@ -232,9 +229,9 @@ class BagRegressor(_NetworkOverBags, RegressorOverBags):
             return super()._arrays()
         return {"u": self.u_, "v": self.v_, "intercept": np.array(self.intercept_)}
 
-    def _restore(self, arrays: Arrays) -> None:
+    def _set_arrays(self, arrays: Arrays) -> None:
         if not self._is_linear:
-            super()._restore(arrays)
+            super()._set_arrays(arrays)
         else:
             self.u_, self.v_, self.intercept_ = arrays["u"], arrays["v"], arrays["intercept"].item()
 

@@ -101,7 +101,7 @@ class QuadraticRegressor(RegressorOverBags):
             "primal": np.array(self.solver_ == "primal"),
         }
 
-    def _restore(self, arrays: Arrays) -> None:
+    def _set_arrays(self, arrays: Arrays) -> None:
         self.weight_, self.intercept_ = arrays["weight"], arrays["intercept"].item()
         self.solver_ = "primal" if arrays["primal"] else "dual"
 
@@ -145,7 +145,7 @@ class _FlatModel(OverBags):
     def _arrays(self) -> Arrays:
         return {"coef": self.coef_, "intercept": self.intercept_, "instances": np.array(self.n_instances_in_)}
 
-    def _restore(self, arrays: Arrays) -> None:
+    def _set_arrays(self, arrays: Arrays) -> None:
         self.coef_, self.intercept_ = arrays["coef"], arrays["intercept"]
         self.n_instances_in_ = arrays["instances"].item()
 

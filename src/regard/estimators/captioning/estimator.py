@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -46,7 +45,17 @@ from regard.estimators.captioning.training import (
     validation_score,
     warn_of_soft_epoch,
 )
-from regard.estimators.common import adamw, check_search, restored_history, run_checkpoint, saved_history
+from regard.estimators.common import (
+    SavedEstimator,
+    State,
+    adamw,
+    check_search,
+    module_arrays,
+    restored_history,
+    restored_module,
+    run_checkpoint,
+    saved_history,
+)
 from regard.estimators.settings import (
     BaseTraining,
     Seeded,
@@ -58,7 +67,7 @@ from regard.estimators.settings import (
 )
 from regard.models.captioner import CaptionDecoder, HardCaptionDecoder
 from regard.progress import ProgressBar
-from regard.saving import read_folder, write_folder
+from regard.saving import read_folder
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 if TYPE_CHECKING:
@@ -69,12 +78,13 @@ _SCALE_IMAGES = 500
 
 
 @with_settings
-class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
+class Captioner(BaseTraining, Seeded, SavedEstimator):
     """Show, Attend and Tell: captions of images, and where the model looked for each word.
 
     A user's own encoder is an nn.Module from images to grids `[batch, channels, rows, columns]`, see `GridEncoder`. It
     is frozen if no parameter requires gradients: then it encodes each image once. Settings of hard attention are those
-    of `HardCaptionDecoder`.
+    of `HardCaptionDecoder`. Of a user's own encoder `save` writes the weights only: load the model with
+    `Captioner.load(folder, encoder=…)`.
 
     After `fit`: `encoder_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
 
@@ -291,14 +301,6 @@ class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
         words = [self.tokenizer_.decode([one], skip_special_tokens=False).strip() or "·" for one in ids]
         return CaptionEvidence(pixels[0], caption_text(self.tokenizer_, ids), words, cells, top)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, for `regard.load`.
-
-        Of a user's own encoder only the weights are written: load it with `Captioner.load(folder, encoder=…)`.
-        """
-        check_is_fitted(self)
-        return write_folder(folder, *self.state())
-
     @classmethod
     def load(cls, folder: str | Path, encoder: nn.Module | None = None) -> Self:
         """The model in a folder. A user's own encoder must be passed again; its weights are replaced."""
@@ -309,55 +311,41 @@ class Captioner(BaseTraining, Seeded, BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng(devices=[]):
             return cls.from_state(config, arrays, encoder)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """The fitted model as JSON, arrays, and the tokenizer."""
+    @classmethod
+    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any], encoder: nn.Module | None = None) -> Self:
+        """The model that `state` was called on."""
+        name = config["settings"]["encoder"]
+        if encoder is not None and not config["own_encoder"]:
+            raise ValueError(f"encoder must not be passed: the model was saved with the encoder {name!r}")
+        if encoder is None and config["own_encoder"]:
+            raise ValueError(
+                f"the model was saved with your own encoder, {name}, which a folder cannot hold:"
+                " load it with Captioner.load(folder, encoder=…); only the weights are replaced"
+            )
+        settings = config["settings"] | ({} if encoder is None else {"encoder": encoder})
+        return super().from_state({**config, "settings": settings}, arrays)
+
+    def _learned(self) -> State:
         own = isinstance(self.encoder, nn.Module)
         settings = saved_settings(self) | {"cache": None} | ({"encoder": type(self.encoder).__name__} if own else {})
         config = {
-            "estimator": "Captioner",
             "settings": settings,
             "own_encoder": own,
             **saved_history(self.history_),
             "left_out": self.left_out_,
         }
-        modules: dict[str, nn.Module] = {"decoder": self.decoder_}
+        arrays = module_arrays(self.decoder_, "decoder.")
         if self.encoder != "efficientnet-lite0":  # its weights are in a package
-            modules["sight"] = self.encoder_
-        arrays = {
-            f"{part}.{name}": tensor.numpy()
-            for part, module in modules.items()
-            for name, tensor in module.state_dict().items()
-        }
-        return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
+            arrays |= module_arrays(self.encoder_, "sight.")
+        return State(config, arrays, {"tokenizer": self.tokenizer_.to_str()})
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any], encoder: nn.Module | None = None) -> Self:
-        """The model whose `state` was saved."""
-        settings = dict(config["settings"])
-        if encoder is not None and not config["own_encoder"]:
-            raise ValueError(
-                f"encoder must not be passed: the model was saved with the encoder {settings['encoder']!r}"
-            )
-        if config["own_encoder"]:
-            if encoder is None:
-                raise ValueError(
-                    f"the model was saved with your own encoder, {settings['encoder']}, which a folder cannot hold:"
-                    " load it with Captioner.load(folder, encoder=…); only the weights are replaced"
-                )
-            settings["encoder"] = encoder
-        model = cls(**settings)
-        model.tokenizer_ = tokenizer_from_json(config["tokenizer"])
-        model.left_out_ = config["left_out"]
-        model.history_ = restored_history(config)
-        model.encoder_ = make_encoder(model.encoder, model.image_size)
-        model.decoder_ = model._make_decoder(model.tokenizer_.get_vocab_size(), model.encoder_)
-        for part, module in (("sight", model.encoder_), ("decoder", model.decoder_)):
-            state = {
-                name.removeprefix(f"{part}."): torch.from_numpy(array)
-                for name, array in arrays.items()
-                if name.startswith(f"{part}.")
-            }
-            if state or part == "decoder":
-                module.load_state_dict(state)
-            module.eval().requires_grad_(False)
-        return model
+    def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
+        self.tokenizer_ = tokenizer_from_json(config["tokenizer"])
+        self.left_out_ = config["left_out"]
+        self.history_ = restored_history(config)
+        encoder = make_encoder(self.encoder, self.image_size)
+        decoder = self._make_decoder(self.tokenizer_.get_vocab_size(), encoder)
+        self.decoder_ = restored_module(decoder, arrays, "decoder.")
+        if any(name.startswith("sight.") for name in arrays):
+            restored_module(encoder, arrays, "sight.")
+        self.encoder_ = encoder.eval().requires_grad_(False)

@@ -9,21 +9,27 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from regard.data.columns import Category, Columns, Floats, Scale, as_frame, find_columns, fit_scale
 from regard.engines.job import Plan
-from regard.estimators.common import all_or_nothing, restored_classes, saved_classes, target_names
+from regard.estimators.common import (
+    SavedEstimator,
+    State,
+    all_or_nothing,
+    restored_classes,
+    saved_classes,
+    target_names,
+)
 from regard.estimators.evidence import check_memory, checked_top
-from regard.estimators.settings import Seeded, check_settings, saved_settings, seed_of, setting, with_settings
+from regard.estimators.settings import Seeded, check_settings, seed_of, setting, with_settings
 from regard.estimators.tables.bandwidth import (
     PAIRS_MANY_FACTORS,
     Bandwidth,
@@ -36,7 +42,7 @@ from regard.estimators.tables.bandwidth import (
 from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
 from regard.estimators.tables.smoother import Rows, Smoother, marginal_effects
 from regard.kernels import KERNELS, KernelName
-from regard.saving import to_json, write_folder
+from regard.saving import to_json
 from regard.scores import Score
 
 Kernel = KernelName | Literal["constant"] | Score
@@ -49,7 +55,7 @@ def _check_kernel(name: str, value: object) -> None:
 
 
 @with_settings
-class _KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
+class _KernelEstimator(Seeded, SavedEstimator):
     """What regression and classification share: the rows, the bandwidth, and the evidence."""
 
     bandwidth: Bandwidth | None = setting(
@@ -206,20 +212,12 @@ class _KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
             table[label if label not in table else f"{label}_"] = column
         return table
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, from which `regard.load` reads it."""
-        check_is_fitted(self)
-        return write_folder(folder, *self.state())
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Labels]]:
-        """The whole fitted model: a config that JSON can hold, and arrays."""
+    def _learned(self) -> State:
         if callable(self.kernel):
             raise ValueError("a model with a score of your own cannot be saved: no file can hold a function")
         smoother, labels = self.smoother_, self.labels_
         target = saved_classes(self.classes_) if hasattr(self, "classes_") else {"single": self.single_}
         config = {
-            "estimator": type(self).__name__,
-            "settings": saved_settings(self),
             "columns": list(self.columns_.names),
             "named": hasattr(self, "feature_names_in_"),
             "categories": {
@@ -246,39 +244,35 @@ class _KernelEstimator(Seeded, BaseEstimator):  # type: ignore[misc]
             "target": self.y_,
             "labels": labels if labels is not None and is_numeric(labels) else None,
         }
-        return config, {name: array for name, array in arrays.items() if array is not None}
+        return State(config, {name: array for name, array in arrays.items() if array is not None})
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Self:
-        """The model of a `state`."""
-        model = cls(**config["settings"])
+    def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
         categories = {
             int(index): Category(tuple(category["values"]), category["ordered"])
             for index, category in config["categories"].items()
         }
-        model.columns_ = Columns(tuple(config["columns"]), categories)
-        model.n_features_in_ = len(model.columns_.names)
+        self.columns_ = Columns(tuple(config["columns"]), categories)
+        self.n_features_in_ = len(self.columns_.names)
         if config["named"]:
-            model.feature_names_in_ = np.array(config["columns"], dtype=object)
+            self.feature_names_in_ = np.array(config["columns"], dtype=object)
         labels = config["labels"]
-        model.labels_ = arrays.get("labels") if labels is None else np.array(labels, dtype=object)
-        model.X_, model.row_index_, model.y_ = arrays["X"], arrays["kept"], arrays["target"]
-        model.criterion_, model.history_ = config["criterion"], ()
-        model.scale_ = Scale(
+        self.labels_ = arrays.get("labels") if labels is None else np.array(labels, dtype=object)
+        self.X_, self.row_index_, self.y_ = arrays["X"], arrays["kept"], arrays["target"]
+        self.criterion_, self.history_ = config["criterion"], ()
+        self.scale_ = Scale(
             arrays["scale.centre"], arrays["scale.spread"], arrays.get("scale.quantiles"), arrays["scale.edge"].item()
         )
-        model.smoother_ = replace(
-            model._make_smoother(arrays["value"], arrays.get("weight")),
+        self.smoother_ = replace(
+            self._make_smoother(arrays["value"], arrays.get("weight")),
             bandwidth=arrays["bandwidth"],
             category_bandwidth=arrays["blur"],
             ridge=arrays["spread"].item(),
         )
-        model.targets_ = config["target"]["names"]
+        self.targets_ = config["target"]["names"]
         if "classes" in config["target"]:
-            model.classes_ = restored_classes(config["target"])
+            self.classes_ = restored_classes(config["target"])
         else:
-            model.single_ = config["target"]["single"]
-        return model
+            self.single_ = config["target"]["single"]
 
 
 @with_settings

@@ -11,14 +11,23 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from regard.data.sentence_pairs import TokenBatches, as_pairs, as_sentences
 from regard.data.tokenizers import START, Vocabularies, train_vocabularies
-from regard.estimators.common import OPTIMIZERS, check_search, restored_history, run_checkpoint, saved_history
-from regard.estimators.settings import Seeded, Training, check_settings, saved_settings, seed_of, setting, with_settings
+from regard.estimators.common import (
+    OPTIMIZERS,
+    SavedEstimator,
+    State,
+    check_search,
+    module_arrays,
+    restored_history,
+    restored_module,
+    run_checkpoint,
+    saved_history,
+)
+from regard.estimators.settings import Seeded, Training, check_settings, seed_of, setting, with_settings
 from regard.estimators.translation.corpus import Corpus, prepare_corpus, tokens_by_epoch
 from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
 from regard.estimators.translation.training import (
@@ -32,13 +41,12 @@ from regard.estimators.translation.training import (
 from regard.models.recurrent import Location, bahdanau, concat, luong, vanilla
 from regard.models.transformer import transformer
 from regard.progress import ProgressBar
-from regard.saving import to_array, write_folder
 from regard.scores import Bilinear
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 
 @with_settings
-class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
+class Translator(Training, Seeded, SavedEstimator):
     """Learns to translate from pairs of sentences.
 
     `model`: "transformer"; "bahdanau" or "luong", recurrent with attention; "rnn", recurrent without attention.
@@ -212,37 +220,22 @@ class Translator(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         tokens = [*known.labels(target, target=True), "■"]
         return Alignment(known.labels(source), tokens, weight[0].double().numpy(), known.decode([target])[0])
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, from which `regard.load` reads it."""
-        check_is_fitted(self)
-        return write_folder(folder, *self.state())
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """A fitted model as JSON, arrays, and tokenizers."""
+    def _learned(self) -> State:
         config = {
-            "estimator": "Translator",
-            "settings": saved_settings(self),
             **saved_history(self.history_),
             "left_out": self.left_out_,
             "longest_target": self.longest_target_,
             "counted": self.counted_,
         }
-        arrays = {name: to_array(tensor) for name, tensor in self.model_.state_dict().items()}
-        return config, arrays, self.vocabularies_.to_json()
+        return State(config, module_arrays(self.model_), self.vocabularies_.to_json())
 
-    @classmethod
-    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
-        """The model that `state` was called on."""
-        translator = cls(**config["settings"])
-        translator.vocabularies_ = Vocabularies.from_json(config)
-        translator.left_out_ = config["left_out"]
-        translator.history_ = restored_history(config)
-        translator.longest_target_ = config["longest_target"]
-        translator.counted_ = config.get("counted", "13a")  # missing in folders of earlier versions
-        model = translator._build_network(translator.vocabularies_)
-        model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
-        translator.model_ = model.eval().requires_grad_(False)
-        return translator
+    def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
+        self.vocabularies_ = Vocabularies.from_json(config)
+        self.left_out_ = config["left_out"]
+        self.history_ = restored_history(config)
+        self.longest_target_ = config["longest_target"]
+        self.counted_ = config.get("counted", "13a")  # missing in folders of earlier versions
+        self.model_ = restored_module(self._build_network(self.vocabularies_), arrays)
 
     def _build_network(self, known: Vocabularies) -> Seq2Seq:
         """A network of the settings for these vocabularies, with random weights."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -29,13 +28,21 @@ from regard.data.tokenizers import (
 )
 from regard.decoding import forbid, sample
 from regard.decoding.sampling import check_sampling
-from regard.estimators.common import OPTIMIZERS, restored_history, run_checkpoint, saved_history
+from regard.estimators.common import (
+    OPTIMIZERS,
+    SavedEstimator,
+    State,
+    module_arrays,
+    restored_history,
+    restored_module,
+    run_checkpoint,
+    saved_history,
+)
 from regard.estimators.evidence import checked_top
-from regard.estimators.settings import Seeded, Training, check_settings, saved_settings, seed_of, setting, with_settings
+from regard.estimators.settings import Seeded, Training, check_settings, seed_of, setting, with_settings
 from regard.estimators.writing.evidence import TextEvidence, text_evidence
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
-from regard.saving import to_array, write_folder
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 if TYPE_CHECKING:
@@ -85,7 +92,7 @@ def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
 
 
 @with_settings
-class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
+class Writer(Training, Seeded, SavedEstimator):
     """A Transformer that learns to continue a text.
 
     After `fit`: `model_` (a `LanguageModel`), `tokenizer_`, `history_`.
@@ -273,27 +280,14 @@ class Writer(Training, Seeded, BaseEstimator):  # type: ignore[misc]
         tokens = [text[start:end] or "·" for start, end in encoding.offsets]
         return text_evidence(tokens, [cast(Look, runs[0]) for runs in records.values()])
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, from which `regard.load` reads it."""
-        check_is_fitted(self)
-        return write_folder(folder, *self.state())
+    def _learned(self) -> State:
+        texts = {"tokenizer": self.tokenizer_.to_str()}
+        return State(saved_history(self.history_), module_arrays(self.model_), texts)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """A fitted model as JSON, arrays, and its tokenizer."""
-        config = {"estimator": "Writer", "settings": saved_settings(self), **saved_history(self.history_)}
-        arrays = {name: to_array(tensor) for name, tensor in self.model_.state_dict().items()}
-        return config, arrays, {"tokenizer": self.tokenizer_.to_str()}
-
-    @classmethod
-    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
-        """The model that `state` was called on."""
-        writer = cls(**config["settings"])
-        writer.tokenizer_ = tokenizer_from_json(config["tokenizer"])
-        writer.history_ = restored_history(config)
-        model = writer._build_network(writer.tokenizer_)
-        model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, assign=True)
-        writer.model_ = model.eval().requires_grad_(False)
-        return writer
+    def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
+        self.tokenizer_ = tokenizer_from_json(config["tokenizer"])
+        self.history_ = restored_history(config)
+        self.model_ = restored_module(self._build_network(self.tokenizer_), arrays, assign=True)
 
     def _train_tokenizer(self, content: str) -> "Tokenizer":
         """A tokenizer for a text; pieces are learned from the part that is not held out."""
