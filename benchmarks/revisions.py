@@ -49,10 +49,10 @@ for _ in sys.stdin:
 class Revision:
     """A process that runs our side of one case of a revision."""
 
-    def __init__(self, folder: Path, module: str, number: int) -> None:
+    def __init__(self, folder: Path, module: str, number: int, threads: int) -> None:
         self.module = f"benchmarks.{module}"
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder / "src", folder)))}
-        command = [sys.executable, "-c", SERVER, self.module, str(number), str(THREADS)]
+        command = [sys.executable, "-c", SERVER, self.module, str(number), str(threads)]
         self.process = subprocess.Popen(
             command, env=self.environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -83,12 +83,12 @@ class Revision:
         return int(run.stdout) / 2**20 if run.returncode == 0 else None
 
 
-def compare(before: Path, module: str, number: int, rounds: int) -> list[str]:
+def compare(module: str, number: int, options: argparse.Namespace) -> list[str]:
     """One row of the table."""
-    sides = [Revision(folder, module, number) for folder in (before, HERE)]
+    sides = [Revision(folder.resolve(), module, number, options.threads) for folder in (options.before, HERE)]
     best = [math.inf, math.inf]
     begin = time.perf_counter()
-    for done in range(rounds):
+    for done in range(options.rounds):
         if done >= 3 and time.perf_counter() - begin > PATIENCE:
             break
         best = [min(seconds, side.seconds()) for seconds, side in zip(best, sides, strict=True)]
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("before", metavar="FOLDER", type=Path, help="the other revision's working tree")
     parser.add_argument("--only", metavar="TEXT", default="", help="run only the cases whose name contains TEXT")
     parser.add_argument("--rounds", metavar="N", type=int, default=20, help="maximum number of rounds")
+    parser.add_argument("--threads", metavar="N", type=int, default=THREADS, help="of torch; 1 on a busy machine")
     options = parser.parse_args()
     table = Table(box=box.MARKDOWN)
     table.add_column("case")
@@ -111,7 +112,7 @@ def main() -> None:
     for module in MODULES:
         for number, case in enumerate(importlib.import_module(f"benchmarks.{module}").CASES):
             if options.only in case.name:
-                row = compare(options.before.resolve(), module, number, options.rounds)
+                row = compare(module, number, options)
                 note("  ".join(row))
                 table.add_row(*row)
     print_table(table, machine())
