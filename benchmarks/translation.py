@@ -44,7 +44,7 @@ from benchmarks.harness import (
 from benchmarks.harness import table as rows_table
 from benchmarks.translation_quality import PARTS, corpora
 from regard import Translator, load, look
-from regard.data.sentence_pairs import PairBatch, TokenBatches, pair_batch
+from regard.data.text import PairBatch, TokenBatches, pair_batch
 from regard.data.tokenizers import PADDING, train_vocabularies
 from regard.estimators.common import adamw
 from regard.estimators.translation.training import length_limit, translate_tokens

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.sentence_pairs import pad_rows
 from regard.data.tables import INSTALL, quote_names
-from regard.data.text import read_text
+from regard.data.text import pad_rows, read_text
 from regard.data.tokenizers import END, START
 
 if TYPE_CHECKING:
@@ -403,13 +402,5 @@ class CaptionBatches:
 
     def __iter__(self) -> Iterator[CaptionBatch]:
         for group in self.groups:
-            yield _caption_batch(self.images[group], [self.captions[index] for index in group])
-
-
-def _caption_batch(images: ArrayLike, captions: Sequence[Sequence[int]]) -> CaptionBatch:
-    """Tokens of captions as a batch.
-
-    >>> _caption_batch([4, 7], [[8], [9, 9]]).words.tolist()
-    [[1, 8, 2, 0], [1, 9, 9, 2]]
-    """
-    return CaptionBatch(torch.as_tensor(images), pad_rows([[START, *caption, END] for caption in captions]))
+            words = pad_rows([[START, *self.captions[index], END] for index in group])
+            yield CaptionBatch(torch.from_numpy(self.images[group]), words)

@@ -1,6 +1,22 @@
-"""Text files: UTF-8, read with errors that name the line."""
+"""Texts: UTF-8 files, pairs of sentences, and batches of pairs with little padding.
 
+    read_lines("train.de"), read_lines("train.en")      two files, line by line
+    read_pairs("pairs.tsv")                             one file, source TAB target
+
+A batch has a maximum number of tokens, not of rows, and sentences of similar length: little of it is padding.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.data.tokenizers import END, PADDING, START
 
 
 def read_text(path: str | Path) -> str:
@@ -52,15 +68,7 @@ def text_or_file(text: str | Path) -> str:
     if not text.strip():
         raise ValueError("the text is empty")
     is_name = text.endswith(".txt") and not any(character.isspace() for character in text)
-    return read_text(text) if is_name or is_file(text) else text
-
-
-def is_file(text: str) -> bool:
-    """Whether a text is the path of a file; most texts are too long to be a path."""
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
+    return read_text(text) if is_name or os.path.isfile(text) else text
 
 
 def checked_text(name: str, text: object) -> str:
@@ -72,3 +80,113 @@ def checked_text(name: str, text: object) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} is not UTF-8 at character {error.start + 1}: write it in UTF-8") from None
     return text
+
+
+class Pairs(NamedTuple):
+    """Sources and their targets."""
+
+    sources: list[str]
+    targets: list[str]
+
+
+def read_pairs(path: str | Path) -> Pairs:
+    """Sources and targets of a file with a tab between them; further columns are ignored."""
+    pairs = Pairs([], [])
+    lines = read_lines(path)
+    while not lines[-1].strip() and "\t" not in lines[-1]:  # a line with a tab alone is a pair of empty sentences
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        source, *others = line.split("\t")
+        if not others:
+            raise ValueError(
+                f"{path} must have a source and a target in each line, with a tab between them, got none in line"
+                f" {number}: {line[:60]!r}"
+            )
+        pairs.sources.append(source)
+        pairs.targets.append(others[0])
+    return pairs
+
+
+def as_sentences(lines: Iterable[str], name: str = "sentences") -> list[str]:
+    """A list of texts from a list, an array, a column of a table, or any other iterable."""
+    if isinstance(lines, str):
+        raise TypeError(f"{name} must be a list of texts, got one text: put it in a list")
+    if isinstance(lines, Mapping) or hasattr(lines, "columns") or not isinstance(lines, Iterable):
+        kind = type(lines).__name__
+        raise TypeError(f"{name} must be a list of texts, got {kind}; of a table give one column")
+    return [checked_text(f"{name}[{index}]", line) for index, line in enumerate(lines)]
+
+
+def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> Pairs:
+    """Sources and targets as lists; raises unless each source has its target."""
+    pairs = Pairs(as_sentences(sources, "sources"), as_sentences(targets, "targets"))
+    if len(pairs.sources) != len(pairs.targets):
+        raise ValueError(
+            f"each source needs its target, got {len(pairs.sources)} sources and {len(pairs.targets)} targets"
+        )
+    if not pairs.sources:
+        raise ValueError("there must be at least one pair of sentences, got none")
+    return pairs
+
+
+class PairBatch(NamedTuple):
+    """Pairs of sentences as a model takes them."""
+
+    source: Tensor  # [rows, n], padded at the end
+    lengths: Tensor  # [rows]
+    target: Tensor  # [rows, m], from START to END, padded at the end
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of tokens as one tensor `[rows, longest]`, padded at the end."""
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=PADDING)
+
+
+def pair_batch(sources: Sequence[list[int]], targets: Sequence[list[int]]) -> PairBatch:
+    """The tokens of pairs as a batch.
+
+    >>> pair_batch([[5, 6], [7]], [[8], [9, 9]]).target.tolist()
+    [[1, 8, 2, 0], [1, 9, 9, 2]]
+    """
+    lengths = torch.tensor([len(source) for source in sources])
+    return PairBatch(pad_rows(sources), lengths, pad_rows([[START, *target, END] for target in targets]))
+
+
+class TokenBatches:
+    """The batches of an epoch: pairs of similar length, with a maximum number of tokens on either side.
+
+    The seed decides which pairs of equal length are together, and the order of the batches; not their number.
+    """
+
+    def __init__(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]], tokens: int, seed: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.sources, self.targets = sources, targets
+        random = np.random.default_rng(seed)
+        source = np.array([len(row) for row in sources])
+        target = np.array([len(row) for row in targets]) + 1  # START, or END, with it
+        order = np.lexsort((random.random(len(source)), source, target))
+        self.groups = [order[group].tolist() for group in group_by_tokens(np.maximum(source, target)[order], tokens)]
+        random.shuffle(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[PairBatch]:
+        for group in self.groups:
+            yield pair_batch([self.sources[i] for i in group], [self.targets[i] for i in group])
+
+
+def group_by_tokens(lengths: Iterable[int], tokens: int) -> list[slice]:
+    """Consecutive sentences in groups: rows times the longest length is at most `tokens`, except for a single row.
+
+    >>> group_by_tokens([2, 3, 3, 9, 4], 9)
+    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    groups, start, longest, end = [], 0, 0, 0
+    for index, length in enumerate(lengths):
+        longest, end = max(longest, int(length)), index + 1
+        if index > start and longest * (end - start) > tokens:
+            groups.append(slice(start, index))
+            start, longest = index, int(length)
+    return [*groups, slice(start, end)] if end else []

@@ -9,8 +9,9 @@ becomes `UNKNOWN`.
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from random import Random
 from types import ModuleType
@@ -20,6 +21,7 @@ from regard.data.tables import INSTALL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
 
 PADDING, START, END = 0, 1, 2
 SPECIAL_TOKENS = ("<padding>", "<start>", "<end>")
@@ -51,9 +53,7 @@ def character_tokenizer(texts: Iterable[str], special: tuple[str, ...] = (), *, 
     # The package's lower case, not Python's: they differ for a Σ at the end of a word.
     normalize = package.normalizers.Lowercase().normalize_str if lower else str
     characters = {character for text in texts for character in normalize(text)}
-    tokens = [*special, UNKNOWN, *sorted(characters - {UNKNOWN})]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer: Tokenizer = package.Tokenizer(package.models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer: Tokenizer = package.Tokenizer(_word_level([*special, UNKNOWN, *sorted(characters - {UNKNOWN})]))
     if lower:
         tokenizer.normalizer = package.normalizers.Lowercase()
     tokenizer.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), "isolated")
@@ -108,18 +108,20 @@ def word_tokenizer(texts: Iterable[str], min_count: int = 1, special: tuple[str,
     (['a', '�', 'dog'], 'a ball')
     """
     package = tokenizers_package()
-    tokenizer: Tokenizer = package.Tokenizer(package.models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
-    tokenizer.normalizer = package.normalizers.Lowercase()
-    pattern = package.Regex(r"\w+(['’-]\w+)*")
-    tokenizer.pre_tokenizer = package.pre_tokenizers.Split(pattern, "removed", invert=True)
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text.lower()))
-    frequent = [word for word, count in counts.items() if count >= min_count]
-    frequent.sort(key=lambda word: (-counts[word], word))
-    vocabulary = {token: index for index, token in enumerate([*special, UNKNOWN, *frequent])}
-    tokenizer.model = package.models.WordLevel(vocabulary, unk_token=UNKNOWN)
+    split = package.pre_tokenizers.Split(package.Regex(r"\w+(['’-]\w+)*"), "removed", invert=True)
+    counts = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text.lower()))
+    words = sorted(counts, key=lambda word: (-counts[word], word))
+    frequent = [word for word in words if counts[word] >= min_count]
+    tokenizer: Tokenizer = package.Tokenizer(_word_level([*special, UNKNOWN, *frequent]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = package.normalizers.Lowercase(), split
     return tokenizer
+
+
+def _word_level(tokens: list[str]) -> "WordLevel":
+    """The model of the package that looks each word up in a vocabulary."""
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    model: WordLevel = tokenizers_package().models.WordLevel(vocabulary, unk_token=UNKNOWN)
+    return model
 
 
 def tokenizer_from_json(text: str) -> "Tokenizer":
@@ -134,18 +136,13 @@ def tokenizer_from_json(text: str) -> "Tokenizer":
 
 def encode_text(tokenizer: "Tokenizer", text: str) -> list[int]:
     """The tokens of a long text, encoded in chunks."""
-    return [token for part in tokenizer.encode_batch(list(text_chunks(text))) for token in part.ids]
+    return [token for part in tokenizer.encode_batch(text_chunks(text)) for token in part.ids]
 
 
-def text_chunks(text: str) -> Iterator[str]:
+def text_chunks(text: str) -> list[str]:
     """A text in chunks of at most CHUNK characters, that end with a line if lines are not longer."""
-    start = 0
-    while start < len(text):
-        end = min(len(text), start + CHUNK)
-        if end < len(text):
-            end = text.rfind("\n", start, end) + 1 or end
-        yield text[start:end]
-        start = end
+    # the rest of the text if it is short enough, else as many whole lines as possible, else a part of a line
+    return re.findall(rf"(?s).{{1,{CHUNK}}}\Z|.{{0,{CHUNK - 1}}}\n|.{{1,{CHUNK}}}", text)
 
 
 class Vocabularies(NamedTuple):

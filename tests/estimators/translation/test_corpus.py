@@ -7,7 +7,7 @@ import pytest
 
 from regard import Translator
 from regard.data.samples import dates
-from regard.data.sentence_pairs import Pairs
+from regard.data.text import Pairs
 from regard.data.tokenizers import train_vocabularies
 from regard.estimators.translation.corpus import bleu_tokenizer, prepare_corpus, tokens_by_epoch
 

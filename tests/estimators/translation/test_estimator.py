@@ -264,8 +264,8 @@ def test_invalid_settings_raise(settings, message):
     ("given", "error", "message"),
     [
         ({"sentences": "4 July 1976"}, TypeError, "put it in a list"),
-        ({"sentences": [None]}, TypeError, "sentences must be texts, got NoneType at index 0"),
-        ({"sentences": ["a", "b\ud800"]}, ValueError, "half a surrogate pair at index 1"),
+        ({"sentences": [None]}, TypeError, r"sentences\[0\] must be a text, got NoneType"),
+        ({"sentences": ["a", "b\ud800"]}, ValueError, r"sentences\[1\] is not UTF-8 at character 2"),
         ({"sentences": ["x", "1" * 201]}, ValueError, "sentence 2 has 201 tokens, more than the model's longest, 200:"),
         ({"sentences": ["a"], "penalty": None}, ValueError, "penalty must be a number of at least 0, got None"),
         ({"sentences": ["a"], "beam": "5"}, ValueError, "beam must be a positive whole number, got '5'"),

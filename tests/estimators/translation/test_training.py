@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from regard import Translator
 from regard.data.samples import dates
-from regard.data.sentence_pairs import pair_batch
+from regard.data.text import pair_batch
 from regard.data.tokenizers import END, PADDING, START, train_vocabularies
 from regard.decoding import beam, forbid
 from regard.estimators.translation import training

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.data.sentence_pairs import Pairs, read_pairs
-from regard.data.text import decode_utf8, read_lines, split_lines
+from regard.data.text import Pairs, decode_utf8, read_lines, read_pairs, split_lines
 from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import (
     Fitted,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.sentence_pairs import Pairs, as_pairs
+from regard.data.text import Pairs, as_pairs
 from regard.data.tokenizers import BPEDropout, Vocabularies
 
 VALIDATED = 1000

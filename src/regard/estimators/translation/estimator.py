@@ -14,7 +14,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from regard.data.sentence_pairs import TokenBatches, as_pairs, as_sentences
+from regard.data.text import TokenBatches, as_pairs, as_sentences
 from regard.data.tokenizers import START, Vocabularies, train_vocabularies
 from regard.estimators.common import (
     OPTIMIZERS,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.sentence_pairs import PairBatch, group_by_tokens, pad_rows
+from regard.data.text import PairBatch, group_by_tokens, pad_rows
 from regard.data.tokenizers import END, PADDING, START
 from regard.decoding import Batch, Step, decode_batches, forbid
 from regard.estimators.translation.corpus import VALIDATED, Corpus
