@@ -13,7 +13,7 @@ dropout uses.
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,14 +44,23 @@ class Inputs:
         return [self.query, self.key, self.value, *parameters]
 
 
-def vectors(
-    seed: int, shape: Sequence[int], value_size: int = 64, score: Callable[[], Score] = lambda: scaled_dot
-) -> Inputs:
-    """Query, key and value, all N(0, 1)."""
-    torch.manual_seed(seed)
-    value_shape = [*shape[:-1], value_size]
-    query, key, value = (torch.randn(size).requires_grad_() for size in (shape, shape, value_shape))
-    return Inputs(query, key, value, torch.randn(value_shape), score())
+@dataclass(frozen=True)
+class Vectors:
+    """Makes query, key and value from a seed, all N(0, 1)."""
+
+    shape: Sequence[int]  # of query and key, [..., length, d]
+    value_size: int = 64
+    score: Callable[[], Score] = lambda: scaled_dot
+    warm_up: int = 64  # the length of the small input, enough for the same engine and threads
+
+    def __call__(self, seed: int) -> Inputs:
+        torch.manual_seed(seed)
+        value_shape = [*self.shape[:-1], self.value_size]
+        query, key, value = (torch.randn(size).requires_grad_() for size in (self.shape, self.shape, value_shape))
+        return Inputs(query, key, value, torch.randn(value_shape), self.score())
+
+    def small(self) -> "Vectors":
+        return replace(self, shape=(*self.shape[:-2], self.warm_up, self.shape[-1]))
 
 
 def forward(operation: Operation) -> Run:
@@ -165,71 +174,53 @@ def importing(name: str) -> Sequence[Tensor]:
     return []
 
 
-def case(  # noqa: PLR0913
-    name: str,
-    shape: Sequence[int],
-    ours: Run,
-    peer: Run,
-    time: float,
-    memory: float | None = None,
-    *,
-    value_size: int = 64,
-    score: Callable[[], Score] = lambda: scaled_dot,
-    warm_up: int = 64,
-    checked: tuple[Run, Run] | None = None,
-) -> Case[Inputs]:
-    """A case on `vectors`. `warm_up` is the length of the small input, enough for the same engine and threads."""
-    build = partial(vectors, value_size=value_size, score=score)
-    small = partial(build, shape=(*shape[:-2], warm_up, shape[-1]))
-    return Case(name, partial(build, shape=shape), ours, peer, time, memory, warm_up=small, checked=checked)
-
-
 def gaussian_case(bandwidth: float, mode: str, squares: Callable[[Tensor, Tensor], Tensor]) -> Case[Inputs]:
-    run = MODES[mode]
-    return case(
+    run, vectors = MODES[mode], Vectors((20_000, 3), value_size=1, score=partial(Gaussian, bandwidth), warm_up=1100)
+    return Case(
         f"gaussian {bandwidth}, 20000×20000×3, {mode} / {squares.__name__.replace('_', ' ')}",
-        (20_000, 3),
+        vectors,
         run(attend),
         run(partial(gaussian, squares=squares)),
         1 / 8,
-        value_size=1,
-        score=partial(Gaussian, bandwidth),
-        warm_up=1100,
+        warm_up=vectors.small(),
     )
 
 
-SHAPES = {"1×8×4096×64": (1, 8, 4096, 64), "4×8×512×64": (4, 8, 512, 64)}
+VECTORS = {"1×8×4096×64": Vectors((1, 8, 4096, 64)), "4×8×512×64": Vectors((4, 8, 512, 64))}
+NARROW_VALUES = Vectors((1, 8, 2048, 64), value_size=16)
+ADDITIVE = Vectors((4, 1024, 64), score=partial(Additive, 64, 64, hidden=128))
 DENSE = {"forward": differences, "forward + backward": differences_by_feature}
 CASES: list[Case[Any]] = [
     *(
-        case(f"dot {name}, {mode} / SDPA", shape, run(attend), run(sdpa), 1.05)
-        for name, shape in SHAPES.items()
+        Case(f"dot {name}, {mode} / SDPA", vectors, run(attend), run(sdpa), 1.05, warm_up=vectors.small())
+        for name, vectors in VECTORS.items()
         for mode, run in MODES.items()
     ),
     *(
-        case(
+        Case(
             f"dropout {name}, forward + backward / SDPA",
-            shape,
+            vectors,
             forward_backward(partial(attend, dropout=0.1)),
             forward_backward(partial(sdpa, dropout=0.1)),
             1 / 3,
             1 / 10,
+            warm_up=vectors.small(),
             checked=(
                 forward_backward(partial(attend, engine="stream")),
                 forward_backward(sdpa),
             ),  # the engine that dropout uses
         )
-        for name, shape in SHAPES.items()
+        for name, vectors in VECTORS.items()
     ),
     *(
-        case(
+        Case(
             f"value size 16, 1×8×2048×64, {mode} / SDPA",
-            (1, 8, 2048, 64),
+            NARROW_VALUES,
             run(attend),
             run(sdpa),
             1 / 2,
             1 / 4,
-            value_size=16,
+            warm_up=NARROW_VALUES.small(),
         )
         for mode, run in MODES.items()
     ),
@@ -239,14 +230,14 @@ CASES: list[Case[Any]] = [
         for mode in MODES
         for squares in (DENSE[mode], cdist)
     ),
-    case(
+    Case(
         "additive 4×1024×1024, hidden 128, forward + backward / dense",
-        (4, 1024, 64),
+        ADDITIVE,
         forward_backward(attend),
         forward_backward(additive),
         1.0,
         1 / 10,
-        score=partial(Additive, 64, 64, hidden=128),
+        warm_up=ADDITIVE.small(),
     ),
     Case(
         "look(top=8), 1×8×4096×64 / MultiheadAttention + topk",

@@ -40,7 +40,7 @@ from benchmarks.harness import table as rows_table
 from regard import watch
 from regard.attend import Look
 from regard.data.tokenizers import encode_text
-from regard.decoding import sample
+from regard.decoding import Sampling, sample
 from regard.estimators import Writer
 from regard.estimators.writing.estimator import mean_loss
 from regard.models.language import LanguageModel
@@ -204,7 +204,8 @@ def generation(sizes: Sizes, rows: int, seed: int) -> dict[str, Any]:
 def generate(inputs: dict[str, Any], count: int) -> list[Tensor]:
     model, start = inputs["ours"], inputs["start"]
     cache = model.begin(start[:, :0], max_length=count + 1)
-    return [torch.stack(list(sample(model.step, cache, start[:, 0], length=count, temperature=0)), dim=1)]
+    tokens = sample(model.step, cache, start[:, 0], length=count, sampling=Sampling(temperature=0))
+    return [torch.stack(list(tokens), dim=1)]
 
 
 @torch.inference_mode()

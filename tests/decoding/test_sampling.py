@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from regard.decoding import greedy, largest, nucleus, sample
-from regard.decoding.sampling import BLOCK, FIRST_TOKENS
+from regard.decoding import Sampling, greedy, largest, nucleus, sample
+from regard.decoding.sampling import _BLOCK, _FIRST_TOKENS
 
 
 def token_counts(table, rows=20_000, **settings):
@@ -23,7 +23,7 @@ def token_counts(table, rows=20_000, **settings):
         torch.zeros(rows, dtype=torch.long),
         length=1,
         generator=torch.Generator().manual_seed(3),
-        **settings,
+        sampling=Sampling(**settings),
     )
     return torch.bincount(tokens, minlength=len(table)).numpy()
 
@@ -62,7 +62,7 @@ def test_draws_depend_on_the_prefix_and_rows_are_independent():
     model = ToyModel(4, vocabulary=3)
     rows = 3_000
     tokens = sample(
-        step_of(model), *initial(*[0] * rows), length=2, generator=torch.Generator().manual_seed(0), temperature=1.0
+        step_of(model), *initial(*[0] * rows), length=2, generator=torch.Generator().manual_seed(0), sampling=Sampling()
     )
     first, second = tokens
     counts = torch.bincount(3 * first + second, minlength=9).numpy()
@@ -87,7 +87,7 @@ def test_a_finished_row_gives_minus_one_after_its_end():
     model = ToyModel(8, vocabulary=5)
     limits = [3, 11, 1, 11, 11]
     step, rows = with_row_counts(step_of(model))
-    columns = list(sample(step, *initial(*range(5)), end=2, length=torch.tensor(limits), top_k=3))
+    columns = list(sample(step, *initial(*range(5)), end=2, length=torch.tensor(limits), sampling=Sampling(top_k=3)))
     tokens = torch.stack(columns, dim=1).tolist()
     active = [0] * len(columns)  # rows at each step
     for row, limit in zip(tokens, limits, strict=True):
@@ -117,7 +117,8 @@ def test_a_temperature_of_zero_is_greedy(temperature, dtype):
 
     state, start = initial(*range(7))
     found = greedy(step, state, start, end=1, length=9)
-    columns = list(sample(step, state, start, end=1, length=torch.tensor(9), temperature=temperature))
+    sampling = Sampling(temperature=temperature)
+    columns = list(sample(step, state, start, end=1, length=torch.tensor(9), sampling=sampling))
     tokens = [[token for token in row if token not in (-1, 1)] for row in torch.stack(columns, dim=1).tolist()]
     assert tokens == [h.tokens for h in found]
 
@@ -140,7 +141,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform, token, monkeypatch)
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(1, 5),
-    n=st.sampled_from([1, 2, 63, 64, 1000, 20 * BLOCK + 17]),
+    n=st.sampled_from([1, 2, 63, 64, 1000, 20 * _BLOCK + 17]),
     count=st.integers(1, 9),
     coarse=st.sampled_from([0, 3, 10**6]),
 )
@@ -165,7 +166,7 @@ def test_a_nucleus_has_the_fewest_likeliest_tokens():
 
 @pytest.mark.parametrize("top_p", [0.02, 0.5, 0.999])
 def test_a_nucleus_of_many_tokens_is_the_definition(top_p):
-    log_probs = torch.randn(5, 50 * FIRST_TOKENS + 3, dtype=torch.float64).mul(0.3).log_softmax(dim=1)
+    log_probs = torch.randn(5, 50 * _FIRST_TOKENS + 3, dtype=torch.float64).mul(0.3).log_softmax(dim=1)
     log_probs[0] = log_probs[0].mul(50).log_softmax(dim=0)  # a few tokens have all the probability
     kept = nucleus(log_probs, top_p).isfinite()
     for row, chosen in zip(log_probs.exp(), kept, strict=True):

@@ -10,7 +10,7 @@ import torch
 from helpers.toy_models import Prefix, ToyModel, initial, step_of, table_step
 from torch.testing import assert_close
 
-from regard.decoding import FixedTensors, beam, forbid, greedy, largest, nucleus, sample, select
+from regard.decoding import FixedTensors, Sampling, beam, forbid, greedy, largest, nucleus, sample, select
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,9 @@ def test_invalid_settings_raise(settings, message):
     ],
     ids=str,
 )
-def test_invalid_settings_of_sample_raise_before_the_first_token(settings, message):
+def test_invalid_settings_of_sampling_raise(settings, message):
     with pytest.raises(ValueError, match=message):
-        sample(lambda state, last: (state, FLAT), None, torch.tensor([0]), length=5, **settings)
+        Sampling(**settings)
 
 
 @pytest.mark.parametrize(

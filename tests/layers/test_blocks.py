@@ -18,6 +18,7 @@ from regard.layers import (
     Dropout,
     Encoder,
     FeedForward,
+    Heads,
     LearnedPositions,
     MultiHeadAttention,
     Rotary,
@@ -97,7 +98,7 @@ def test_a_block_with_cross_attention_equals_torchs_decoder_layer(norm_first):
 
 
 def test_a_block_in_the_style_of_llama():
-    attention = MultiHeadAttention(SIZE, 6, kv_heads=2, positions=Rotary(2), bias=False)
+    attention = MultiHeadAttention(SIZE, Heads(6, kv=2), positions=Rotary(2), bias=False)
     block = Block(attention, FeedForward(SIZE, HIDDEN, activation=swiglu, bias=False), norm=nn.RMSNorm)
     block = randomise(block)
     x = rand(BATCH, LENGTH, SIZE)
@@ -169,7 +170,7 @@ def test_look_returns_the_weights_of_each_block(residual):
 
 def test_sizes_may_be_numpys():
     three, five, twelve = np.int64(3), np.int32(5), np.uint8(12)
-    attention = MultiHeadAttention(twelve, three, kv_heads=np.int64(1), positions=Rotary(np.int64(4)))
+    attention = MultiHeadAttention(twelve, Heads(three, kv=np.int64(1)), positions=Rotary(np.int64(4)))
     stack = Decoder(np.int64(2), lambda: Block(attention, FeedForward(twelve, five)))
     stack.cache(five)
     layers = [
@@ -240,10 +241,10 @@ class Doubled(FeedForward):
 
 
 def fast_decoder(**parts):
-    attention = {name: parts.pop(name) for name in ("kv_heads", "positions", "score", "bias") if name in parts}
+    attention = {name: parts.pop(name) for name in ("heads", "positions", "score", "bias") if name in parts}
     made = parts.pop("feed_forward", lambda: FeedForward(WIDE, 31, activation=swiglu))
     torch.manual_seed(1)
-    blocks = Decoder(2, lambda: Block(MultiHeadAttention(WIDE, WIDE_HEADS, **attention), made(), **parts))
+    blocks = Decoder(2, lambda: Block(MultiHeadAttention(WIDE, **{"heads": WIDE_HEADS} | attention), made(), **parts))
     for parameter in blocks.parameters():
         nn.init.normal_(parameter, std=0.3)
     return blocks.double().eval()
@@ -260,8 +261,8 @@ def run_steps(model, x, **more):
     "parts",
     [
         {},
-        {"bias": False, "norm": nn.RMSNorm, "kv_heads": 2, "positions": Rotary(4)},
-        {"residual": post_norm, "norm": lambda size: nn.LayerNorm(size, eps=0.1), "kv_heads": 1},
+        {"bias": False, "norm": nn.RMSNorm, "heads": Heads(WIDE_HEADS, kv=2), "positions": Rotary(4)},
+        {"residual": post_norm, "norm": lambda size: nn.LayerNorm(size, eps=0.1), "heads": Heads(WIDE_HEADS, kv=1)},
         {"feed_forward": lambda: FeedForward(WIDE, activation=torch.relu, bias=False)},
     ],
     ids=["plain", "llama", "post", "relu"],

@@ -7,7 +7,18 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import masks
-from regard.layers import Alibi, Block, Cache, Decoder, FeedForward, KeyValues, MultiHeadAttention, Rotary, swiglu
+from regard.layers import (
+    Alibi,
+    Block,
+    Cache,
+    Decoder,
+    FeedForward,
+    Heads,
+    KeyValues,
+    MultiHeadAttention,
+    Rotary,
+    swiglu,
+)
 
 SIZE, HEADS, LENGTH, MEMORY = 12, 6, 7, 5
 POSITIONS = {
@@ -21,7 +32,7 @@ POSITIONS = {
 def decoder(positions=None, kv_heads=HEADS, cross=False):
     def block():
         return Block(
-            MultiHeadAttention(SIZE, HEADS, kv_heads=kv_heads, positions=positions),
+            MultiHeadAttention(SIZE, Heads(HEADS, kv=kv_heads), positions=positions),
             FeedForward(SIZE, 17, activation=swiglu),
             cross=MultiHeadAttention(SIZE, HEADS) if cross else None,
         )

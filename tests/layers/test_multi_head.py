@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import masks, scores
-from regard.layers import Attention, LearnedPositions, MultiHeadAttention, Rotary
+from regard.layers import Attention, Heads, LearnedPositions, MultiHeadAttention, Rotary
 
 BATCH, QUERIES, KEYS, SIZE, HEADS, KEY_SIZE, VALUE_SIZE = 2, 5, 7, 12, 3, 11, 13
 
@@ -38,9 +38,9 @@ def plain(layer, x, source, values, allowed=None):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("options", [{}, {"kv_heads": 1}, {"head_size": 5}], ids=str)
-def test_self_attention_is_the_formula_in_value_and_gradient(options, bias):
-    layer, x = MultiHeadAttention(SIZE, HEADS, bias=bias, **options).double(), rand(BATCH, QUERIES, SIZE)
+@pytest.mark.parametrize("heads", [HEADS, Heads(HEADS, kv=1), Heads(HEADS, size=5)], ids=str)
+def test_self_attention_is_the_formula_in_value_and_gradient(heads, bias):
+    layer, x = MultiHeadAttention(SIZE, heads, bias=bias).double(), rand(BATCH, QUERIES, SIZE)
     x.requires_grad_()
     result, expected = layer(x), plain(layer, x, x, x)
     assert_close(result, expected)
@@ -52,11 +52,18 @@ def test_self_attention_is_the_formula_in_value_and_gradient(options, bias):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"key_size": KEY_SIZE}, {"key_size": KEY_SIZE, "value_size": VALUE_SIZE}, {"kv_heads": 1}, {"head_size": 5}],
+    [
+        {},
+        {"key_size": KEY_SIZE},
+        {"key_size": KEY_SIZE, "value_size": VALUE_SIZE},
+        {"heads": Heads(HEADS, kv=1)},
+        {"heads": Heads(HEADS, size=5)},
+    ],
     ids=str,
 )
 def test_cross_attention_is_the_formula_in_value_and_gradient(options):
-    layer, x = MultiHeadAttention(SIZE, HEADS, **options).double(), rand(BATCH, QUERIES, SIZE).requires_grad_()
+    layer = MultiHeadAttention(SIZE, **{"heads": HEADS} | options).double()
+    x = rand(BATCH, QUERIES, SIZE).requires_grad_()
     source = rand(BATCH, KEYS, layer.key_size, seed=1).requires_grad_()
     values = rand(BATCH, KEYS, layer.value_size, seed=2).requires_grad_()
     tensors = [x, source, values, *layer.parameters()]
@@ -114,7 +121,7 @@ def test_padding_has_no_influence():
 
 
 def test_look_returns_the_weights_of_each_head():
-    layer = MultiHeadAttention(SIZE, HEADS, kv_heads=1, positions=Rotary(4)).double()
+    layer = MultiHeadAttention(SIZE, Heads(HEADS, kv=1), positions=Rotary(4)).double()
     x = rand(BATCH, QUERIES, SIZE)
     weight = layer.look(x, mask=masks.causal)
     query, key, _, _ = layer._project(x, None, None, None, None)
@@ -202,7 +209,7 @@ x3 = rand(2, 5, 12)
     ("call", "error", "message"),
     [
         (lambda: MultiHeadAttention(10, 3), ValueError, "heads must divide size, got size=10 and heads=3"),
-        (lambda: MultiHeadAttention(12, 6, kv_heads=4), ValueError, "kv_heads must divide heads, got heads=6 and kv_h"),
+        (lambda: MultiHeadAttention(12, Heads(6, kv=4)), ValueError, r"must divide heads, got Heads\(count=6, kv=4"),
         (lambda: MultiHeadAttention(12, 0), ValueError, "heads must be a positive whole number, got 0"),
         (lambda: MultiHeadAttention(12, 3)(x3[0].float()), ValueError, r"x must be \[batch, length, 12\], got \[5, 12"),
         (lambda: MultiHeadAttention(12, 3)(x3[..., :7]), ValueError, r"x must be \[batch, length, 12\], got \[2, 5, 7"),
@@ -243,11 +250,15 @@ x3 = rand(2, 5, 12)
             "does not support bias_k and bias_v and add_zero_attn",
         ),
         (
-            lambda: MultiHeadAttention(12, 6, kv_heads=3).to_torch(),
+            lambda: MultiHeadAttention(12, Heads(6, kv=3)).to_torch(),
             ValueError,
             "nn.MultiheadAttention does not support kv_heads=3 with heads=6",
         ),
-        (lambda: MultiHeadAttention(12, 3, head_size=5).to_torch(), ValueError, "head_size=5 with size=12 and heads=3"),
+        (
+            lambda: MultiHeadAttention(12, Heads(3, size=5)).to_torch(),
+            ValueError,
+            "head_size=5 with size=12 and heads=3",
+        ),
         (lambda: MultiHeadAttention(12, 3, positions=Rotary(4)).to_torch(), ValueError, r"positions=Rotary\(4"),
         (lambda: MultiHeadAttention(12, 3, score=scores.dot).to_torch(), ValueError, "score=dot"),
     ],
@@ -320,6 +331,6 @@ def test_a_copy_has_the_same_score():
 
 
 def test_one_query_of_a_group_attends_to_a_shared_source():
-    layer = MultiHeadAttention(SIZE, 6, kv_heads=2, head_size=4).double()
+    layer = MultiHeadAttention(SIZE, Heads(6, kv=2, size=4)).double()
     x, source = rand(5, 1, SIZE), rand(1, KEYS, SIZE, seed=1)
     assert_close(layer(x, source), layer(x, source.expand(5, KEYS, SIZE)))

@@ -19,6 +19,7 @@ from regard.layers import (
     Decoder,
     Encoder,
     FeedForward,
+    Heads,
     MultiHeadAttention,
     Rotary,
     SelfAttention,
@@ -108,7 +109,7 @@ def test_chosen_layers_are_recorded_each_time_they_run():
 
 
 def test_cached_keys_are_recorded_too():
-    model = Decoder(1, lambda: Block(MultiHeadAttention(SIZE, HEADS, kv_heads=1), FeedForward(SIZE))).double().eval()
+    model = Decoder(1, lambda: Block(MultiHeadAttention(SIZE, Heads(HEADS, kv=1)), FeedForward(SIZE))).double().eval()
     x, cache = rand(BATCH, LENGTH, SIZE), model.cache(LENGTH)
     with torch.inference_mode(), regard.watch(model) as records:
         for t in range(LENGTH):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from regard.layers import Block, Decoder, FeedForward, MultiHeadAttention, Rotary, swiglu
+from regard.layers import Block, Decoder, FeedForward, Heads, MultiHeadAttention, Rotary, swiglu
 from regard.models.language import LanguageModel, language_model
-from regard.models.transformer import Embedding
+from regard.models.transformer import Embedding, TransformerConfig
 
 
 def llama(vocabulary=23, size=24, context=19):
@@ -15,7 +15,7 @@ def llama(vocabulary=23, size=24, context=19):
         Decoder(
             2,
             lambda: Block(
-                MultiHeadAttention(size, 6, kv_heads=3, positions=Rotary(4), bias=False),
+                MultiHeadAttention(size, Heads(6, kv=3), positions=Rotary(4), bias=False),
                 FeedForward(size, 31, activation=swiglu, bias=False),
                 norm=torch.nn.RMSNorm,
             ),
@@ -26,7 +26,9 @@ def llama(vocabulary=23, size=24, context=19):
     )
 
 
-@pytest.mark.parametrize("make", [lambda: language_model(23, context=19, blocks=3, heads=2, size=10), llama])
+@pytest.mark.parametrize(
+    "make", [lambda: language_model(23, TransformerConfig(blocks=3, heads=2, size=10), context=19), llama]
+)
 def test_steps_equal_the_whole_pass(make):
     model = make().eval()
     tokens = torch.randint(23, (5, 17))
@@ -40,7 +42,7 @@ def test_steps_equal_the_whole_pass(make):
 
 
 def test_the_output_does_not_depend_on_later_tokens():
-    model = language_model(23, context=19, blocks=2, heads=2, size=10).eval()
+    model = language_model(23, TransformerConfig(blocks=2, heads=2, size=10), context=19).eval()
     tokens = torch.randint(23, (3, 11))
     other = tokens.clone()
     other[:, 6:] = (other[:, 6:] + 1) % 23
@@ -49,7 +51,7 @@ def test_the_output_does_not_depend_on_later_tokens():
 
 
 def test_the_loss_is_that_of_the_next_token():
-    model = language_model(23, context=19, blocks=2, heads=2, size=10)
+    model = language_model(23, TransformerConfig(blocks=2, heads=2, size=10), context=19)
     tokens = torch.randint(23, (3, 11))
     log_p = model(tokens).log_softmax(dim=-1)
     slow = -sum(log_p[row, index, tokens[row, index + 1]] for row in range(3) for index in range(10)) / 30
@@ -57,7 +59,7 @@ def test_the_loss_is_that_of_the_next_token():
 
 
 def test_initial_weights():
-    model = language_model(997, context=101, blocks=8, heads=4, size=64, bias=True)
+    model = language_model(997, TransformerConfig(blocks=8, heads=4, size=64, bias=True), context=101)
     assert model.embedding.token.weight.std().item() == pytest.approx(0.02, rel=0.05)
     narrow = model.decoder.blocks[3].attention.output.weight.std().item()
     assert narrow == pytest.approx(0.02 / 4, rel=0.1)
@@ -67,7 +69,7 @@ def test_initial_weights():
 
 
 def test_wrong_tokens_raise():
-    model = language_model(23, context=19, blocks=1, heads=2, size=10)
+    model = language_model(23, TransformerConfig(blocks=1, heads=2, size=10), context=19)
     with pytest.raises(ValueError, match="context is at most 19 tokens, got 20"):
         model(torch.zeros(1, 20, dtype=torch.long))
     with pytest.raises(ValueError, match="at least 0 and below 23, the vocabulary, got 23"):
@@ -77,7 +79,7 @@ def test_wrong_tokens_raise():
     with pytest.raises(ValueError, match=r"whole numbers \[batch, length\], got shape \[3\]"):
         model(torch.tensor([1, 2, 3]))
     with pytest.raises(ValueError, match="heads must divide size, got size=10 and heads=3"):
-        language_model(23, heads=3, size=10)
+        language_model(23, TransformerConfig(blocks=1, heads=3, size=10))
     with pytest.raises(ValueError, match=r"at least 2 tokens, .* got shape \[3, 1\]"):
         model.loss(torch.zeros(3, 1, dtype=torch.long))
     with torch.inference_mode():

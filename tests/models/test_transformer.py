@@ -5,11 +5,11 @@ import torch
 from torch.testing import assert_close
 
 from regard.layers import Block, MultiHeadAttention
-from regard.models.transformer import Embedding, text_encoder, transformer
+from regard.models.transformer import Embedding, TransformerConfig, text_encoder, transformer
 
 
 def test_steps_equal_the_whole_pass():
-    model = transformer(29, 23, blocks=2, heads=2, size=12, hidden=17).eval()
+    model = transformer(29, 23, TransformerConfig(blocks=2, heads=2, size=12, hidden=17)).eval()
     source, lengths, target = torch.randint(29, (5, 7)), torch.tensor([7, 1, 3, 6, 5]), torch.randint(23, (5, 11))
     with torch.inference_mode():
         whole = model(source, lengths, target).log_softmax(dim=-1)
@@ -20,8 +20,8 @@ def test_steps_equal_the_whole_pass():
 
 
 def test_padding_has_no_influence():
-    model = transformer(29, 23, blocks=2, heads=2, size=12).eval()
-    encoder = text_encoder(29, blocks=2, heads=3, size=12).eval()
+    model = transformer(29, 23, TransformerConfig(blocks=2, heads=2, size=12)).eval()
+    encoder = text_encoder(29, TransformerConfig(blocks=2, heads=3, size=12)).eval()
     source, target = torch.randint(29, (3, 7)), torch.randint(23, (3, 5))
     lengths = torch.tensor([7, 2, 4])
     padded = torch.cat([source, torch.randint(29, (3, 4))], dim=1)
@@ -34,8 +34,8 @@ def test_padding_has_no_influence():
 
 
 def test_lengths_are_checked():
-    model = transformer(29, 23, blocks=1, heads=2, size=12).eval()
-    encoder = text_encoder(29, blocks=1, heads=3, size=12).eval()
+    model = transformer(29, 23, TransformerConfig(blocks=1, heads=2, size=12)).eval()
+    encoder = text_encoder(29, TransformerConfig(blocks=1, heads=3, size=12)).eval()
     source, target = torch.randint(29, (3, 7)), torch.randint(23, (3, 5))
     model(source, torch.tensor([7, 2, 0]), target)
     for run in (lambda lengths: model(source, lengths, target), lambda lengths: encoder(source, lengths)):
@@ -46,13 +46,13 @@ def test_lengths_are_checked():
 
 
 def test_a_shared_vocabulary_has_one_embedding():
-    model = transformer(23, 23, blocks=1, heads=2, size=12, shared=True)
+    model = transformer(23, 23, TransformerConfig(blocks=1, heads=2, size=12), shared=True)
     assert model.source is model.target
     with pytest.raises(ValueError, match="one size, got 23 and 29"):
-        transformer(23, 29, blocks=1, heads=2, size=12, shared=True)
+        transformer(23, 29, TransformerConfig(blocks=1, heads=2, size=12), shared=True)
 
 
 def test_attention_weights_have_their_own_dropout():
-    model = transformer(29, 23, blocks=2, heads=2, size=12, dropout=0.5, attention_dropout=0.25)
+    model = transformer(29, 23, TransformerConfig(blocks=2, heads=2, size=12, dropout=0.5, attention_dropout=0.25))
     assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
     assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block | Embedding)} == {0.5}

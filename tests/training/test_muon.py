@@ -7,7 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard.models.recurrent import bahdanau
-from regard.models.transformer import transformer
+from regard.models.transformer import TransformerConfig, transformer
 from regard.training import Checkpoint, Muon, Recipe, train, warm_cosine
 from regard.training.muon import QUINTIC, STEP_RMS, matrices_of, orthogonal
 
@@ -137,7 +137,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 
 
 def test_matrices_of_a_model_are_the_weights_of_its_layers():
-    model = transformer(50, 50, blocks=1, heads=2, size=8, hidden=12, shared=True)
+    model = transformer(50, 50, TransformerConfig(blocks=1, heads=2, size=8, hidden=12), shared=True)
     every = {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
     matrices = matrices_of(model)
     names = {name for name, parameter in model.named_parameters() if any(parameter is one for one in matrices)}

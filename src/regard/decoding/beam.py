@@ -1,4 +1,4 @@
-"""Beam search: the likeliest prefixes of each sentence, for all sentences at once.
+"""Beam search: the likeliest prefixes of each sentence, for all sentences of a batch at once, and for many batches.
 
     score(y) = log p(y) / penalty(n)      penalty(n) = ((5 + n) / 6)^α      (Wu et al. 2016, equation 14)
 
@@ -11,20 +11,20 @@ Rows are sentences × hypotheses. A sentence leaves the batch when its search is
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checks import positive
-from regard.decoding.sampling import largest
+from regard.decoding.sampling import greedy, largest
 from regard.decoding.step import (
     Hypothesis,
     State,
     Step,
     check_log_probs,
     check_possible,
-    check_start,
     checked_step,
     length_limits,
     select,
@@ -62,9 +62,12 @@ def beam(
     >>> best.tokens, round(best.log_probability, 3), best.finished  # greedy would give [1]
     ([2], -1.022, True)
     """
-    check_start(start, end)
-    check_settings(size, penalty, keep)
-    search = _Search(start, length_limits(length, start), end, size, penalty, keep)
+    positive("size", size)
+    if positive("keep", keep) > size:
+        raise ValueError(f"keep must be at most size, got keep={keep} and size={size}")
+    if not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be finite and at least 0, got {penalty}")
+    search = _Search(start, length_limits(length, start, end), end, size, penalty, keep)
     while len(search.sentence):
         state, log_probs = checked_step(step, state, search.token.flatten(), end)
         rows = search.extend(log_probs)
@@ -73,13 +76,53 @@ def beam(
     return search.hypotheses()
 
 
-def check_settings(size: int, penalty: float, keep: int) -> None:
-    """Raise on invalid settings before the first step."""
-    positive("size", size)
-    if positive("keep", keep) > size:
-        raise ValueError(f"keep must be at most size, got keep={keep} and size={size}")
-    if not 0 <= penalty < math.inf:
-        raise ValueError(f"penalty must be finite and at least 0, got {penalty}")
+class Batch(NamedTuple, Generic[State]):
+    """Inputs that are searched together.
+
+    >>> Batch(inputs=[2, 0], state=None, length=5).inputs
+    [2, 0]
+    """
+
+    inputs: Sequence[int]  # [rows]  the index of each row's input
+    state: State
+    length: int | Tensor  # the maximum number of tokens, including the end: one number, or one for each row
+
+
+@torch.inference_mode()
+def decode_batches(
+    step: Step[State],
+    batches: Iterable[Batch[State]],
+    *,
+    start: int,
+    end: int,
+    size: int = 1,
+    penalty: float = 0.0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[int, list[int]]:
+    """The tokens of each input's best hypothesis, without start and end, by the input's index.
+
+    batches    read one at a time, in inference mode: a generator may encode the next inputs when it is asked for them
+    size       the number of open hypotheses of an input; 1 is the greedy search
+    penalty    α of the beam's length penalty
+    progress   is called with the number of inputs decoded so far, after each batch
+
+    >>> import torch
+    >>> table = torch.tensor([[0.0, 0.9, 0.1], [0.3, 0.1, 0.6], [1.0, 0.0, 0.0]]).log()
+    >>> batches = [Batch([2, 0], None, length=5), Batch([1], None, length=1)]
+    >>> decode_batches(lambda state, last: (state, table[last]), batches, start=1, end=0)
+    {2: [2], 0: [2], 1: [2]}
+    """
+    tokens: dict[int, list[int]] = {}
+    for inputs, state, length in batches:
+        first = torch.full((len(inputs),), start)
+        if size == 1:
+            best = greedy(step, state, first, end=end, length=length)
+        else:
+            ranked = beam(step, state, first, end=end, length=length, size=size, penalty=penalty)
+            best = [hypotheses[0] for hypotheses in ranked]
+        tokens.update((index, hypothesis.tokens) for index, hypothesis in zip(inputs, best, strict=True))
+        progress(len(tokens))
+    return tokens
 
 
 class _Ranking(NamedTuple):

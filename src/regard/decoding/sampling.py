@@ -13,6 +13,8 @@ Finished rows leave the batch.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,16 +27,15 @@ from regard.decoding.step import (
     Step,
     check_log_probs,
     check_possible,
-    check_start,
     checked_step,
     length_limits,
     select,
 )
 
-BLOCK = 64
+_BLOCK = 64
 """Values of which only the maximum is compared at first: five times faster than torch's topk over all of them."""
 
-FIRST_TOKENS = 256
+_FIRST_TOKENS = 256
 """Number of tokens that are tried as a nucleus before all are sorted."""
 
 
@@ -50,10 +51,10 @@ def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: 
     >>> greedy(lambda state, last: (state, table[last]), None, torch.tensor([0, 1]), end=2, length=5)[0].tokens
     [1]
     """
-    check_start(start, end)
+    limits = length_limits(length, start, end)
     total = torch.zeros(len(start), dtype=torch.float64, device=start.device)
     columns = []
-    for row, token, log_probs in generate(step, state, start, likeliest, end, length_limits(length, start)):
+    for row, token, log_probs in _generate(step, state, start, _likeliest, end, limits):
         columns.append(_scatter_rows(row, token, len(start)))
         total[row] += log_probs.gather(1, token[:, None]).squeeze(1)
     if not columns:
@@ -65,63 +66,76 @@ def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: 
     return [Hypothesis(row[:n], score, score, ended) for row, n, score, ended in rows]
 
 
-def sample(  # noqa: PLR0913
+@dataclass(frozen=True)
+class Sampling:
+    """How `sample` draws a token from log probabilities.
+
+    temperature   log probabilities are divided by it; 0 takes the likeliest token
+    top_k         draw from the k likeliest tokens (`largest`)
+    top_p         draw from the fewest likeliest tokens that together have this probability (`nucleus`); applied after
+                  temperature and top_k
+
+    >>> import torch
+    >>> Sampling(temperature=0.5, top_k=1).draw(torch.tensor([[0.2, 0.5, 0.3]]).log()).tolist()
+    [1]
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not is_number(self.temperature) or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature!r}")
+        if self.top_k is not None:
+            positive("top_k", self.top_k)
+        if self.top_p is not None:
+            _check_top_p(self.top_p)
+
+    def draw(self, log_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A random token for each row of `[rows, vocabulary]`: `[rows]`."""
+        if self.temperature == 0:
+            return _likeliest(log_probs)
+        if self.temperature != 1:  # the maximum becomes 0, so that a small temperature makes nothing infinite
+            least = torch.finfo(log_probs.dtype).tiny
+            log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / max(self.temperature, least)
+        token = None
+        if self.top_k is not None:
+            log_probs, token = largest(log_probs, self.top_k)  # [rows, k] both
+        if self.top_p is not None:
+            log_probs = nucleus(log_probs, self.top_p)
+        index = _draw_index(log_probs, generator)
+        return index if token is None else token.gather(1, index[:, None]).squeeze(1)
+
+
+def sample(
     step: Step[State],
     state: State,
     start: Tensor,
     *,
     end: int | None = None,
     length: int | Tensor,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    sampling: Sampling | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
     """Random tokens, one a row at each step, as a stream: `[rows]` each, -1 for a finished row.
 
-    start         the first token of each row, `[rows]`
-    end           the token that ends a row; it is given too. None: rows end at their length
-    length        the maximum number of tokens of a row, including the end: one number, or one for each row
-    temperature   log probabilities are divided by it; 0 takes the likeliest token
-    top_k         sample from the k likeliest tokens (`largest`)
-    top_p         sample from the fewest likeliest tokens that together have this probability (`nucleus`); applied
-                  after temperature and top_k
-    generator     random numbers: the same seed gives the same tokens; None: torch's global generator
+    start       the first token of each row, `[rows]`
+    end         the token that ends a row; it is given too. None: rows end at their length
+    length      the maximum number of tokens of a row, including the end: one number, or one for each row
+    sampling    temperature and filters; default: tokens are drawn with their probabilities
+    generator   random numbers: the same seed gives the same tokens; None: torch's global generator
 
     >>> import torch
     >>> table = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.4, 0.1], [1.0, 0.0, 0.0]]).log()
-    >>> tokens = sample(lambda state, last: (state, table[last]), None, torch.tensor([0, 0]), length=3, temperature=0)
+    >>> step, start = lambda state, last: (state, table[last]), torch.tensor([0, 0])
+    >>> tokens = sample(step, None, start, length=3, sampling=Sampling(temperature=0))
     >>> torch.stack(list(tokens), dim=1).tolist()
     [[1, 0, 1], [1, 0, 1]]
     """
-    check_start(start, end)
-    check_sampling(temperature, top_k, top_p)
-
-    def draw_filtered(log_probs: Tensor) -> Tensor:
-        if temperature != 1:  # the maximum becomes 0, so that a small temperature makes nothing infinite
-            least = torch.finfo(log_probs.dtype).tiny
-            log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / max(temperature, least)
-        token = None
-        if top_k is not None:
-            log_probs, token = largest(log_probs, top_k)  # [rows, k] both
-        if top_p is not None:
-            log_probs = nucleus(log_probs, top_p)
-        index = draw(log_probs, generator)
-        return index if token is None else token.gather(1, index[:, None]).squeeze(1)
-
-    choose = likeliest if temperature == 0 else draw_filtered
-    choices = generate(step, state, start, choose, end, length_limits(length, start))
+    draw = partial((sampling or Sampling()).draw, generator=generator)
+    choices = _generate(step, state, start, draw, end, length_limits(length, start, end))
     return (_scatter_rows(row, token, len(start)) for row, token, _ in choices)
-
-
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise on invalid settings before the first step."""
-    if not is_number(temperature) or not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be finite and at least 0, got {temperature!r}")
-    if top_k is not None:
-        positive("top_k", top_k)
-    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
 
 
 class _Choice(NamedTuple):
@@ -133,7 +147,7 @@ class _Choice(NamedTuple):
 
 
 @torch.no_grad()
-def generate(
+def _generate(
     step: Step[State],
     state: State,
     start: Tensor,
@@ -159,13 +173,13 @@ def generate(
             row, last, limit = row[index], last[index], limit[index]
 
 
-def likeliest(log_probs: Tensor) -> Tensor:
+def _likeliest(log_probs: Tensor) -> Tensor:
     """The likeliest token of each row, `[rows]`; of equal ones the lowest."""
     return log_probs.max(dim=1).indices
 
 
-def draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A random token for each row, `[rows]`, by inverting the cumulative distribution at one uniform number.
+def _draw_index(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A random index for each row, `[rows]`, by inverting the cumulative distribution at one uniform number.
 
     torch's multinomial draws a number for each token of the vocabulary instead.
     """
@@ -182,6 +196,11 @@ def _scatter_rows(row: Tensor, token: Tensor, rows: int) -> Tensor:
     return torch.full((rows,), -1, dtype=torch.long, device=token.device).index_copy_(0, row, token)
 
 
+def _check_top_p(top_p: float) -> None:
+    if not is_number(top_p) or not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
+
+
 def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
     """The fewest likeliest tokens that together have the probability `top_p` (Holtzman et al. 2020).
 
@@ -193,12 +212,11 @@ def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
     >>> nucleus(torch.tensor([[0.2, 0.5, 0.2, 0.1]]).log(), 0.6).exp()
     tensor([[0.2000, 0.5000, 0.0000, 0.0000]])
     """
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    _check_top_p(top_p)
     if top_p == 1:
         return log_probs
     total = log_probs.logsumexp(dim=1, keepdim=True)
-    value, index = largest(log_probs, FIRST_TOKENS)
+    value, index = largest(log_probs, _FIRST_TOKENS)
     cumulative = (value - total).double().exp().cumsum(dim=1)  # [rows, tokens]
     if bool((cumulative[:, -1] < top_p).any()):
         value, index = log_probs.sort(dim=1, descending=True, stable=True)
@@ -232,13 +250,13 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _topk_by_blocks(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """torch's `topk` along rows: the `count` largest values are in the `count` blocks with the largest maxima."""
     rows, n = values.shape
-    blocks = n // BLOCK
+    blocks = n // _BLOCK
     if blocks < 2 * count:
         return values.topk(count, dim=1)
-    maxima = values[:, : blocks * BLOCK].view(rows, blocks, BLOCK).amax(dim=2)  # [rows, blocks]
+    maxima = values[:, : blocks * _BLOCK].view(rows, blocks, _BLOCK).amax(dim=2)  # [rows, blocks]
     block = maxima.topk(count, dim=1).indices  # [rows, count]
-    inside = torch.arange(BLOCK, device=values.device)
-    rest = torch.arange(blocks * BLOCK, n, device=values.device).expand(rows, -1)
-    index = torch.cat([(block[:, :, None] * BLOCK + inside).flatten(1), rest], dim=1)  # [rows, count · BLOCK + rest]
+    inside = torch.arange(_BLOCK, device=values.device)
+    rest = torch.arange(blocks * _BLOCK, n, device=values.device).expand(rows, -1)
+    index = torch.cat([(block[:, :, None] * _BLOCK + inside).flatten(1), rest], dim=1)  # [rows, count · _BLOCK + rest]
     value, position = values.gather(1, index).topk(count, dim=1)
     return value, index.gather(1, position)

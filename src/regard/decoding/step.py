@@ -170,16 +170,15 @@ def check_possible(best: Tensor, row: Tensor, number: int) -> None:
         )
 
 
-def check_start(start: Tensor, end: int | None) -> None:
-    """Raise unless there is one first token a row, and `end` is a token."""
+def length_limits(length: int | Tensor, start: Tensor, end: int | None) -> Tensor:
+    """The maximum number of tokens of each row, `[rows]`, including the end.
+
+    Raises unless `start` has one token a row, `end` is a token, and the length is one number, or one for each row.
+    """
     if start.dim() != 1 or start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
         raise ValueError(f"start must be integers [rows], got {_dtype_name(start)} of shape {list(start.shape)}")
     if end is not None and end < 0:
         raise ValueError(f"end must be a token, at least 0, got {end}")
-
-
-def length_limits(length: int | Tensor, start: Tensor) -> Tensor:
-    """The maximum number of tokens of each row, `[rows]`, including the end."""
     if not isinstance(length, Tensor):
         length = torch.full_like(start, operator.index(length), dtype=torch.long)
     elif length.is_floating_point() or length.shape not in (start.shape, torch.Size([])):

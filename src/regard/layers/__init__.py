@@ -1,7 +1,7 @@
 """Layers: modules that hold weights and call `regard.attend`.
 
     Attention, SelfAttention                 one head, to another input or to itself
-    MultiHeadAttention                       several heads, grouped queries; from and to torch's layer
+    MultiHeadAttention, Heads                several heads, grouped queries; from and to torch's layer
     ConvSelfAttention                        self-attention on a grid
     Sinusoidal, LearnedPositions             positions that are added to rows
     Rotary, RotaryScaling, Alibi             positions inside attention
@@ -17,7 +17,7 @@ from regard.layers.attention import Attend, Attention, ConvSelfAttention, SelfAt
 from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.feed_forward import Dropout, FeedForward, GatedActivation, gelu_tanh, swiglu
-from regard.layers.multi_head import MultiHeadAttention
+from regard.layers.multi_head import Heads, MultiHeadAttention
 from regard.layers.positions import Alibi, LearnedPositions, Positions, Rotary, RotaryScaling, Sinusoidal
 from regard.layers.watch import watch
 
@@ -34,6 +34,7 @@ __all__ = [
     "Encoder",
     "FeedForward",
     "GatedActivation",
+    "Heads",
     "KeyValues",
     "LearnedPositions",
     "MultiHeadAttention",

@@ -11,7 +11,7 @@ Its parts are passed in, so that the variants are compositions:
     GPT-2     Block(MultiHeadAttention(768, 12), FeedForward(768, activation=gelu_tanh))
     BERT      Block(MultiHeadAttention(768, 12), FeedForward(768), residual=post_norm,
                     norm=lambda size: nn.LayerNorm(size, eps=1e-12))
-    Llama     Block(MultiHeadAttention(512, 8, kv_heads=4, positions=Rotary(64), bias=False),
+    Llama     Block(MultiHeadAttention(512, Heads(8, kv=4), positions=Rotary(64), bias=False),
                     FeedForward(512, 1376, activation=swiglu, bias=False), norm=nn.RMSNorm)
     Vaswani   Block(MultiHeadAttention(512, 8), FeedForward(512, activation=torch.relu), residual=post_norm)
 

@@ -7,6 +7,7 @@ and queries, keys and values are one product with one matrix.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -25,13 +26,39 @@ Projected = tuple[Tensor, Tensor, Tensor, Mask | None]
 """What attention gets: query `[batch, heads, q, d]`, key and value `[batch, kv_heads, k, d]`, mask."""
 
 
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a `MultiHeadAttention`, if they are more than a number.
+
+    count   number of heads
+    kv      number of heads of keys and values (grouped queries); must divide `count`; default: `count`
+    size    size of a head's queries, keys and values (the query depth); default: the layer's size / count
+
+    >>> import torch
+    >>> MultiHeadAttention(32, Heads(4, kv=2, size=16))(torch.randn(2, 7, 32)).shape
+    torch.Size([2, 7, 32])
+    """
+
+    count: int
+    kv: int | None = None
+    size: int | None = None
+
+    def _numbers(self, size: int) -> tuple[int, int, int]:
+        """Number of heads, number of heads of keys and values, and size of a head, in a layer of this size."""
+        heads = positive("heads", self.count)
+        kv_heads = heads if self.kv is None else positive("heads of keys and values", self.kv)
+        if heads % kv_heads:
+            raise ValueError(f"heads of keys and values must divide heads, got {self}")
+        if self.size is None and size % heads:
+            raise ValueError(f"heads must divide size, got size={size} and heads={heads}")
+        return heads, kv_heads, size // heads if self.size is None else positive("size of a head", self.size)
+
+
 class MultiHeadAttention(nn.Module):
     """Several heads of attention side by side, each with its own weights.
 
     size         size of the rows of x, and of the output
-    heads        number of heads; must divide `size`, unless `head_size` is given
-    kv_heads     number of heads of keys and values (grouped queries); must divide `heads`; default: `heads`
-    head_size    size of a head's queries, keys and values (the query depth); default: size / heads
+    heads        number of heads, which must divide `size`; or `Heads`, with grouped queries or another size of a head
     key_size     size of the rows that keys are made from; default: `size`
     value_size   size of the rows that values are made from; default: `key_size`
     dropout      fraction of the weights dropped in training
@@ -46,19 +73,17 @@ class MultiHeadAttention(nn.Module):
 
     >>> import torch, regard
     >>> from regard.layers import Rotary
-    >>> layer = MultiHeadAttention(32, heads=4, kv_heads=2, positions=Rotary(8))
+    >>> layer = MultiHeadAttention(32, Heads(4, kv=2), positions=Rotary(8))
     >>> x = torch.randn(2, 7, 32)
     >>> layer(x, mask=regard.masks.causal).shape, layer.look(x, mask=regard.masks.causal, top=3).index.shape
     (torch.Size([2, 7, 32]), torch.Size([2, 4, 7, 3]))
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         size: int,
-        heads: int,
+        heads: int | Heads,
         *,
-        kv_heads: int | None = None,
-        head_size: int | None = None,
         key_size: int | None = None,
         value_size: int | None = None,
         dropout: float = 0.0,
@@ -68,20 +93,15 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.size = size = positive("size", size)
-        self.heads = heads = positive("heads", heads)
-        if head_size is None and size % heads:
-            raise ValueError(f"heads must divide size, got size={size} and heads={heads}")
-        self.kv_heads = heads if kv_heads is None else positive("kv_heads", kv_heads)
-        if heads % self.kv_heads:
-            raise ValueError(f"kv_heads must divide heads, got heads={heads} and kv_heads={kv_heads}")
-        self.head_size = size // heads if head_size is None else positive("head_size", head_size)
+        heads = heads if isinstance(heads, Heads) else Heads(heads)
+        self.heads, self.kv_heads, self.head_size = heads._numbers(size)
         self.key_size = size if key_size is None else positive("key_size", key_size)
         self.value_size = self.key_size if value_size is None else positive("value_size", value_size)
         if positions is not None and not (hasattr(positions, "rotate") and hasattr(positions, "bias")):
             got = type(positions).__name__
             raise TypeError(f"positions must have the methods rotate and bias, as Rotary and Alibi have, got {got}")
         self.positions = positions
-        query, key = heads * self.head_size, self.kv_heads * self.head_size
+        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
         self.rows = [query, key, key]  # of the packed matrix
         self.packed = self.key_size == self.value_size == size
         if self.packed:
@@ -90,7 +110,7 @@ class MultiHeadAttention(nn.Module):
             self.query = nn.Linear(size, query, bias=bias)
             self.key = nn.Linear(self.key_size, key, bias=bias)
             self.value = nn.Linear(self.value_size, key, bias=bias)
-        self.attend = Attend(score, dropout, heads // self.kv_heads)
+        self.attend = Attend(score, dropout, self.heads // self.kv_heads)
         self.output = nn.Linear(query, size, bias=bias)
 
     def forward(

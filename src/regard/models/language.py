@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.layers import Block, Cache, Decoder, FeedForward, LearnedPositions, MultiHeadAttention
-from regard.layers.feed_forward import Activation, gelu_tanh
-from regard.models.transformer import Embedding
+from regard.layers import Cache, Decoder, LearnedPositions
+from regard.models.transformer import Embedding, TransformerConfig
 
 
 class LanguageModel(nn.Module):
@@ -26,7 +25,7 @@ class LanguageModel(nn.Module):
     read        map from rows to logits; default: tied to the embedding
 
     >>> import torch
-    >>> model = language_model(50, context=16, blocks=2, heads=4, size=32)
+    >>> model = language_model(50, TransformerConfig(blocks=2, heads=4, size=32), context=16)
     >>> model(torch.randint(50, (3, 9))).shape
     torch.Size([3, 9, 50])
     """
@@ -79,49 +78,27 @@ class LanguageModel(nn.Module):
         return cache, self.logits(rows[:, -1]).log_softmax(dim=-1)
 
 
-def language_model(  # noqa: PLR0913
-    vocabulary: int,
-    *,
-    context: int = 256,
-    blocks: int = 4,
-    heads: int = 4,
-    size: int = 128,
-    head_size: int | None = None,
-    hidden: int | None = None,
-    activation: Activation = gelu_tanh,
-    dropout: float = 0.0,
-    bias: bool = False,
-) -> LanguageModel:
-    """The language model of GPT-2's shape: learned positions, pre-norm, tied embedding.
+def language_model(vocabulary: int, config: TransformerConfig, *, context: int = 256) -> LanguageModel:
+    """A language model like GPT-2: learned positions, pre-norm, tied embedding.
 
     Weights are initialised as GPT-2's: normal with standard deviation 0.02, divided by √(2 · blocks) for those that
     write into the residual sum.
 
     >>> import torch
-    >>> model, tokens = language_model(50, context=16, blocks=2, heads=4, size=32).eval(), torch.randint(50, (1, 9))
+    >>> model = language_model(50, TransformerConfig(blocks=2, heads=4, size=32), context=16)
+    >>> tokens = torch.randint(50, (1, 9))
     >>> with torch.inference_mode():
     ...     _, log_p = model.step(model.begin(tokens[:, :-1]), tokens[:, -1])
     ...     bool(torch.allclose(log_p, model(tokens)[:, -1].log_softmax(dim=-1), atol=1e-5))
     True
     """
-
-    def block() -> Block:
-        attention = MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout, bias=bias)
-        feed_forward = FeedForward(size, hidden, activation=activation, bias=bias)
-        return Block(attention, feed_forward, norm=norm, dropout=dropout)
-
-    def norm(size: int) -> nn.Module:
-        return nn.LayerNorm(size, bias=bias)
-
-    model = LanguageModel(
-        Embedding(vocabulary, size, positions=LearnedPositions(context, size), dropout=dropout),
-        Decoder(blocks, block, norm=norm(size)),
-        context=context,
-    )
+    positions = LearnedPositions(context, config.size)
+    embedding = Embedding(vocabulary, config.size, positions=positions, dropout=config.dropout)
+    model = LanguageModel(embedding, config.decoder(), context=context)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                divisor = math.sqrt(2 * blocks) if name.endswith("output.weight") else 1.0
+                divisor = math.sqrt(2 * config.blocks) if name.endswith("output.weight") else 1.0
                 nn.init.normal_(parameter, std=0.02 / divisor)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)

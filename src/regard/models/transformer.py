@@ -6,20 +6,59 @@
 
 Shapes: tokens `[batch, length]`, rows `[batch, length, size]`, logits `[batch, length, vocabulary]`. Sequences are
 padded at their end; `lengths` `[batch]` are those without padding. The parts of a model are passed in; `transformer`
-and `text_encoder` make the usual ones from the paper's numbers: blocks, heads, size, and the query depth (`head_size`).
+and `text_encoder` make the usual ones from a `TransformerConfig`.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
+from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, Heads, MultiHeadAttention, Sinusoidal
 from regard.layers.cache import FixedTensors
 from regard.layers.feed_forward import Activation
 from regard.layers.watch import watch
 from regard.masks import Mask, padding
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The sizes and parts of a Transformer with pre-norm blocks.
+
+    >>> base = TransformerConfig(blocks=6, heads=8, size=512, activation=torch.relu, dropout=0.1)  # Vaswani et al. 2017
+    >>> len(base.encoder().blocks)
+    6
+    """
+
+    blocks: int  # number of blocks of the encoder, and of the decoder
+    heads: int | Heads  # number of attention heads; must divide the size, unless `Heads` says more
+    size: int  # size of a row
+    hidden: int | None = None  # size inside the feed-forward; default: 4 · size
+    activation: Activation = functional.gelu  # of the feed-forward
+    dropout: float = 0.0  # fraction dropped of each branch's output and of the embeddings (section 5.4)
+    attention_dropout: float = 0.0  # fraction dropped of the attention weights
+    bias: bool = True  # whether linear maps and norms add one
+
+    def encoder(self) -> Encoder:
+        """An encoder of new blocks."""
+        return Encoder(self.blocks, self._block, norm=self._norm(self.size))
+
+    def decoder(self, *, cross: bool = False) -> Decoder:
+        """A decoder of new blocks, with or without attention to a memory."""
+        return Decoder(self.blocks, lambda: self._block(cross), norm=self._norm(self.size))
+
+    def _block(self, cross: bool = False) -> Block:
+        feed_forward = FeedForward(self.size, self.hidden, activation=self.activation, bias=self.bias)
+        attention, other = self._attention(), self._attention() if cross else None
+        return Block(attention, feed_forward, cross=other, norm=self._norm, dropout=self.dropout)
+
+    def _attention(self) -> MultiHeadAttention:
+        return MultiHeadAttention(self.size, self.heads, dropout=self.attention_dropout, bias=self.bias)
+
+    def _norm(self, size: int) -> nn.Module:
+        return nn.LayerNorm(size, bias=self.bias)
 
 
 class Embedding(nn.Module):
@@ -114,7 +153,7 @@ class Transformer(nn.Module):
     read             linear map from rows to logits; default: tied to the target's embedding
 
     >>> import torch
-    >>> model = transformer(50, 60, blocks=2, heads=4, size=32)
+    >>> model = transformer(50, 60, TransformerConfig(blocks=2, heads=4, size=32))
     >>> model(torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))).shape
     torch.Size([2, 9, 60])
     """
@@ -184,7 +223,7 @@ class TextEncoder(nn.Module):
     """Encoder only: a row for each token, computed from all tokens.
 
     >>> import torch
-    >>> model = text_encoder(50, blocks=2, heads=4, size=32)
+    >>> model = text_encoder(50, TransformerConfig(blocks=2, heads=4, size=32))
     >>> model(torch.randint(50, (2, 7)), torch.tensor([7, 5])).shape
     torch.Size([2, 7, 32])
     """
@@ -200,83 +239,45 @@ class TextEncoder(nn.Module):
         return self.encoder(rows, mask=mask)  # type: ignore[no-any-return]
 
 
-def transformer(  # noqa: PLR0913
-    source: int,
-    target: int,
-    *,
-    blocks: int = 6,
-    heads: int = 8,
-    size: int = 512,
-    head_size: int | None = None,
-    hidden: int | None = None,
-    activation: Activation = torch.relu,
-    dropout: float = 0.1,
-    attention_dropout: float = 0.0,
-    shared: bool = False,
-) -> Transformer:
+def transformer(source: int, target: int, config: TransformerConfig, *, shared: bool = False) -> Transformer:
     """The encoder–decoder for two vocabularies of these sizes, pre-norm, with sinusoidal positions.
 
-    shared               one vocabulary and one embedding for both
-    dropout              fraction dropped of each branch's output and of the embeddings (Vaswani et al. 2017, 5.4)
-    attention_dropout    fraction dropped of the attention weights
+    shared   one vocabulary and one embedding for both
 
     >>> import torch
-    >>> model = transformer(50, 60, blocks=2, heads=4, size=32, dropout=0.0)
+    >>> model = transformer(50, 60, TransformerConfig(blocks=2, heads=4, size=32))
     >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
     >>> model(source, lengths, target).shape, model.look(source, lengths, target).shape
     (torch.Size([2, 9, 60]), torch.Size([2, 9, 7]))
     """
-
-    def attention() -> MultiHeadAttention:
-        return MultiHeadAttention(size, heads, head_size=head_size, dropout=attention_dropout)
-
-    def block(cross: bool) -> Block:
-        feed_forward = FeedForward(size, hidden, activation=activation)
-        return Block(attention(), feed_forward, cross=attention() if cross else None, dropout=dropout)
+    size = config.size
 
     def embedding(vocabulary: int) -> Embedding:
-        layer = Embedding(vocabulary, size, positions=Sinusoidal(size), scale=size**0.5, dropout=dropout)
+        layer = Embedding(vocabulary, size, positions=Sinusoidal(size), scale=size**0.5, dropout=config.dropout)
         nn.init.normal_(layer.token.weight, std=size**-0.5)
         return layer
 
     if shared and source != target:
         raise ValueError(f"a shared vocabulary must have one size, got {source} and {target}")
     first = embedding(source)
-    model = Transformer(
-        first,
-        first if shared else embedding(target),
-        Encoder(blocks, lambda: block(False), norm=nn.LayerNorm(size)),
-        Decoder(blocks, lambda: block(True), norm=nn.LayerNorm(size)),
-    )
+    second = first if shared else embedding(target)
+    model = Transformer(first, second, config.encoder(), config.decoder(cross=True))
     for parameter in (*model.encoder.parameters(), *model.decoder.parameters()):
         if parameter.ndim > 1:
             nn.init.xavier_uniform_(parameter)
     return model
 
 
-def text_encoder(
-    vocabulary: int,
-    *,
-    blocks: int = 6,
-    heads: int = 8,
-    size: int = 512,
-    head_size: int | None = None,
-    hidden: int | None = None,
-    activation: Activation = functional.gelu,
-    dropout: float = 0.1,
-) -> TextEncoder:
+def text_encoder(vocabulary: int, config: TransformerConfig) -> TextEncoder:
     """The encoder-only Transformer, pre-norm, with sinusoidal positions.
 
     >>> import torch
-    >>> model, tokens = text_encoder(50, blocks=2, heads=4, size=32).eval(), torch.tensor([[5, 7, 9], [5, 7, 0]])
+    >>> model = text_encoder(50, TransformerConfig(blocks=2, heads=4, size=32))
+    >>> tokens = torch.tensor([[5, 7, 9], [5, 7, 0]])
     >>> padded, alone = model(tokens, torch.tensor([3, 2]))[1, :2], model(tokens[1:, :2])[0]
     >>> bool(torch.allclose(padded, alone, atol=1e-5))
     True
     """
-
-    def block() -> Block:
-        attention = MultiHeadAttention(size, heads, head_size=head_size, dropout=dropout)
-        return Block(attention, FeedForward(size, hidden, activation=activation), dropout=dropout)
-
-    embedding = Embedding(vocabulary, size, positions=Sinusoidal(size), dropout=dropout)
-    return TextEncoder(embedding, Encoder(blocks, block, norm=nn.LayerNorm(size)))
+    positions = Sinusoidal(config.size)
+    embedding = Embedding(vocabulary, config.size, positions=positions, dropout=config.dropout)
+    return TextEncoder(embedding, config.encoder())

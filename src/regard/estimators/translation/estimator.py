@@ -39,7 +39,7 @@ from regard.estimators.translation.training import (
     validation_bleu,
 )
 from regard.models.recurrent import Location, bahdanau, concat, luong, vanilla
-from regard.models.transformer import transformer
+from regard.models.transformer import TransformerConfig, transformer
 from regard.progress import ProgressBar
 from regard.scores import Bilinear
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
@@ -242,16 +242,16 @@ class Translator(Training, Seeded, SavedEstimator):
         size, dropout = int(self.size), float(self.dropout)  # NumPy's numbers too
         hidden = None if self.hidden is None else int(self.hidden)
         if self.model == "transformer":
-            return transformer(
-                *known.sizes,
+            config = TransformerConfig(
                 blocks=int(self.blocks),
                 heads=int(self.heads),
                 size=size,
                 hidden=hidden,
+                activation=torch.relu,
                 dropout=dropout,
                 attention_dropout=float(self.attention_dropout),
-                shared=known.joint,
             )
+            return transformer(*known.sizes, config, shared=known.joint)
         recurrent: dict[str, Any] = {
             "size": size,
             "hidden": 2 * size if hidden is None else hidden,

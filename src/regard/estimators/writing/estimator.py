@@ -26,8 +26,7 @@ from regard.data.tokenizers import (
     tokenizer_from_json,
     tokenizers_package,
 )
-from regard.decoding import forbid, sample
-from regard.decoding.sampling import check_sampling
+from regard.decoding import Sampling, forbid, sample
 from regard.estimators.common import (
     OPTIMIZERS,
     SavedEstimator,
@@ -41,8 +40,10 @@ from regard.estimators.common import (
 from regard.estimators.evidence import checked_top
 from regard.estimators.settings import Seeded, Training, check_settings, seed_of, setting, with_settings
 from regard.estimators.writing.evidence import TextEvidence, text_evidence
+from regard.layers import Heads, gelu_tanh
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
+from regard.models.transformer import TransformerConfig
 from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class Writer(Training, Seeded, SavedEstimator):
     ) -> str:
         """The prompt, continued by `length` tokens.
 
-        `temperature`, `top_k` and `top_p` are those of `regard.decoding.sample`; one seed gives one text, 0 by default.
+        `temperature`, `top_k` and `top_p` are those of `regard.decoding.Sampling`; one seed gives one text, default: 0.
         """
         more = self.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return prompt + "".join(more)
@@ -230,10 +231,9 @@ class Writer(Training, Seeded, SavedEstimator):
         ids = self.tokenizer_.encode(checked_text("prompt", prompt)).ids
         if not ids:
             raise ValueError("prompt must have at least one character, got an empty text")
-        check_sampling(temperature, top_k, top_p)  # raises now, not at the first token
+        sampling = Sampling(temperature, top_k, top_p)  # raises now, not at the first token
         generator = torch.Generator().manual_seed(seed_of(seed))
-        sampling = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        return self._continue(ids, length, sampling)
+        return self._continue(ids, length, partial(sample, sampling=sampling, generator=generator))
 
     @torch.inference_mode()
     def _continue(self, ids: list[int], length: int, sampling: Callable[..., Iterator[Tensor]]) -> Iterator[str]:
@@ -298,12 +298,13 @@ class Writer(Training, Seeded, SavedEstimator):
 
     def _build_network(self, tokenizer: "Tokenizer") -> LanguageModel:
         """A network of the settings for these tokens, with random weights."""
-        return language_model(
-            tokenizer.get_vocab_size(),
-            context=self.context,
+        config = TransformerConfig(
             blocks=self.blocks,
-            heads=self.heads,
+            heads=Heads(self.heads, size=self.head_size),
             size=self.size,
-            head_size=self.head_size,
+            activation=gelu_tanh,
             dropout=self.dropout,
+            attention_dropout=self.dropout,
+            bias=False,
         )
+        return language_model(tokenizer.get_vocab_size(), config, context=self.context)

@@ -20,6 +20,7 @@ from regard.layers import (
     Encoder,
     FeedForward,
     GatedActivation,
+    Heads,
     LearnedPositions,
     MultiHeadAttention,
     Rotary,
@@ -158,16 +159,15 @@ def llama(settings: Settings) -> LanguageModel:
     """Llama and its kind: rotary positions, RMS pre-norm, SwiGLU, grouped queries (Touvron et al. 2023)."""
     size, heads, blocks = (settings.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     vocabulary, context = settings.size("vocab_size"), settings.size("max_position_embeddings")
-    hidden, kv_heads = settings.size("intermediate_size"), settings.size("num_key_value_heads", heads)
-    head_size, epsilon = settings.size("head_dim", max(1, size // heads)), settings.number("rms_norm_eps", 1e-6)
+    hidden, epsilon = settings.size("intermediate_size"), settings.number("rms_norm_eps", 1e-6)
+    head_size = settings.size("head_dim", max(1, size // heads))
+    grouped = Heads(heads, kv=settings.size("num_key_value_heads", heads), size=head_size)
     bias, hidden_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
     activation = GatedActivation(settings.choice("hidden_act", "silu", _ACTIVATIONS))
     positions, dropout = rotary(settings, head_size), settings.dropout("attention_dropout", 0.0)
 
     def block() -> Block:
-        attention = MultiHeadAttention(
-            size, heads, kv_heads=kv_heads, head_size=head_size, positions=positions, bias=bias, dropout=dropout
-        )
+        attention = MultiHeadAttention(size, grouped, positions=positions, bias=bias, dropout=dropout)
         return Block(attention, FeedForward(size, hidden, activation=activation, bias=hidden_bias), norm=norm)
 
     def norm(size: int) -> nn.Module:
