@@ -47,7 +47,7 @@ from regard.data.images import read_captions
 from regard.data.tokenizers import END, PADDING, START
 from regard.decoding import beam, forbid
 from regard.estimators import Captioner
-from regard.estimators.captioning.networks import make_encoder
+from regard.estimators.captioning.training import make_encoder
 from regard.models.captioner import CaptionDecoder
 
 MODULE = "benchmarks.captioning"

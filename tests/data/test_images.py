@@ -21,7 +21,6 @@ from regard.data.images import (
     read_captions,
     read_image,
     read_images,
-    split_images,
 )
 from regard.data.tokenizers import UNKNOWN, word_tokenizer
 
@@ -410,16 +409,6 @@ def test_a_column_of_a_frame_is_taken_in_its_order():
     frame = pd.DataFrame({"image": ["a", "b", "c"], "caption": ["one", "two", "three"]}).iloc[[2, 0]]
     assert as_images(frame["image"]) == ["c", "a"]
     assert match_captions(frame["image"], frame["caption"])[:2] == ([0, 1], [["three"], ["one"]])
-
-
-def test_a_seeded_fraction_is_held_out():
-    training, held_out = split_images(20, 0.1, 3)
-    assert len(held_out) == 2
-    assert sorted(training + held_out) == list(range(20))
-    assert split_images(20, 0.1, 3) == (training, held_out)
-    assert split_images(20, 0.1, 4)[1] != held_out
-    with pytest.raises(ValueError, match=r"no image is left to train on: 1 of 1 are held out"):
-        split_images(1, 0.1, 0)
 
 
 def test_captions_that_are_too_long_or_empty_are_counted():

@@ -331,15 +331,6 @@ def is_missing(caption: object) -> bool:
     return caption is None or (isinstance(caption, float) and caption != caption)
 
 
-def split_images(count: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """The indices of images to train on, and of a random fraction of them to validate with."""
-    held_out = max(1, round(fraction * count))
-    if held_out >= count:
-        raise ValueError(f"no image is left to train on: {held_out} of {count} are held out for validation; give more")
-    order = np.random.default_rng(seed).permutation(count)
-    return np.sort(order[held_out:]).tolist(), np.sort(order[:held_out]).tolist()
-
-
 def encode_captions(
     tokenizer: "Tokenizer", captions: Sequence[list[str]], longest: int
 ) -> tuple[list[int], list[list[int]], SkippedCaptions]:

@@ -1,27 +1,32 @@
-"""What several estimators share: saving, optimizers, checkpoints and histories of trainings, names of targets."""
+"""What several estimators share: saving, training runs, evidence, and the classes and names of targets."""
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
+from torch import Tensor, nn
 
-from regard.checks import is_number, positive
-from regard.estimators.settings import saved_settings
+from regard.checks import is_count, is_number, positive
+from regard.data.tokenizers import PADDING
+from regard.estimators.settings import BaseTraining, Seeded, check_settings, saved_settings, seed_of
 from regard.saving import Array, to_array, to_json, write_folder
-from regard.training import Checkpoint, History, Muon
+from regard.training import Checkpoint, History, Monitor, Muon, ProcessGroup, Recipe, train, warm_cosine
 
 Given = ParamSpec("Given")
 Model = TypeVar("Model")
 Module = TypeVar("Module", bound=nn.Module)
+
+WHOLE_LIMIT = 2 * 2**30
+"""Limit on the bytes of all weights of an evidence together."""
 
 
 class State(NamedTuple):
@@ -111,33 +116,86 @@ OPTIMIZERS = {"muon": muon, "adamw": adamw}
 """Optimizers by the values of the setting."""
 
 
-class _SeededEstimator(Protocol):
-    """An estimator with a seed, whose settings a resumed run must keep."""
+class TrainedEstimator(BaseTraining, Seeded, SavedEstimator):
+    """An estimator that trains networks in a run that can be saved and resumed."""
 
-    random_state: int | None
+    history_: History
 
-    def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
+    def _checked_seed(self) -> int:
+        """One seed for all random numbers of a `fit`; raises on a setting that is not allowed."""
+        check_settings(self)
+        return seed_of(self.random_state)
 
+    def _start_run(
+        self,
+        monitor: Monitor,
+        folder: str | Path | None,
+        resume: bool,
+        *,
+        seed: int,
+        data: Iterable[str],
+        every: int = 1 << 30,
+    ) -> Callable[..., History]:
+        """`train` with a monitor, a checkpoint in a folder, and all processes.
 
-def run_checkpoint(
-    estimator: _SeededEstimator, folder: str | Path | None, resume: bool, *, every: int, seed: int, data: Iterable[str]
-) -> Checkpoint | None:
-    """The checkpoint of a training. A resumed run must have the same settings, seed and data.
+        A resumed run must have the same settings, seed and data.
 
-    data   texts that identify the training data; a hash of them is written
-    """
-    if folder is None:
-        if resume:
+        data    texts that identify the training data; a hash of them is written
+        every   steps between two checkpoints; by default they are written after each epoch only
+        """
+        checkpoint = None
+        if folder is None and resume:
             raise ValueError("resume=True needs checkpoint, the folder of the run to resume")
-        return None
-    if estimator.random_state is None:
-        raise ValueError("checkpoint needs a seed, so that the run can be resumed: set random_state")
-    digest = sha256()
-    for text in data:
-        digest.update(text.encode() + b"\0")
-    settings = {**saved_settings(estimator), "seed": seed, "data": digest.hexdigest()}
-    del settings["verbose"]
-    return Checkpoint(folder, every=every, resume=resume, settings=settings)
+        if folder is not None:
+            if self.random_state is None:
+                raise ValueError("checkpoint needs a seed, so that the run can be resumed: set random_state")
+            digest = sha256()
+            for text in data:
+                digest.update(text.encode() + b"\0")
+            settings = {**saved_settings(self), "seed": seed, "data": digest.hexdigest()}
+            del settings["verbose"]
+            checkpoint = Checkpoint(folder, every=every, resume=resume, settings=settings)
+        return functools.partial(train, monitor=monitor, checkpoint=checkpoint, group=ProcessGroup.from_environment())
+
+    def _recipe(
+        self,
+        optimizer: torch.optim.Optimizer,
+        epochs: int,
+        steps: int,
+        count: Callable[[Any], int],
+        *,
+        average: int = 1,
+        least: float = 0.02,
+    ) -> Recipe:
+        """How a network is trained; the learning rate falls along a cosine to `least` of its peak."""
+        return Recipe(
+            optimizer,
+            epochs,
+            schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=least),
+            clip=self.clip,
+            accumulate=self.accumulate,
+            count=count,
+            average=average,
+            patience=self.patience,
+        )
+
+
+def split_held_out(count: int, fraction: float, seed: int, noun: str) -> tuple[list[int], list[int]]:
+    """The indices of `count` examples to train on, and of a random fraction of them to validate with.
+
+    >>> split_held_out(6, 0.3, seed=0, noun="pairs")
+    ([0, 1, 4, 5], [2, 3])
+    """
+    held_out = max(1, round(fraction * count))
+    if held_out >= count:
+        raise ValueError(f"{held_out} of {count} {noun} are held out for validation, which leaves none to train on")
+    order = np.random.default_rng(seed).permutation(count).tolist()
+    return sorted(order[held_out:]), sorted(order[:held_out])
+
+
+def predicted_tokens(target: Tensor) -> int:
+    """The number of tokens to predict in targets `[rows, m]` from START to END; padding does not count."""
+    return int((target[:, 1:] != PADDING).sum())
 
 
 def all_or_nothing(
@@ -163,6 +221,34 @@ def check_search(beam: int, penalty: float) -> None:
     positive("beam", beam)
     if not is_number(penalty) or not 0 <= penalty < math.inf:
         raise ValueError(f"penalty must be a number of at least 0, got {penalty!r}")
+
+
+def checked_top(top: SupportsIndex | None, most: int, of: str) -> int:
+    """The number of weights to show, at most `most`; None means all."""
+    if top is not None and not is_count(top):
+        raise ValueError(f"top must be a positive whole number, or None for all {of}, got {top!r}")
+    return most if top is None else min(operator.index(top), most)
+
+
+def check_memory(queries: int, wide: int, of: str, numbers: int = 2) -> None:
+    """Raise if weights [queries, wide], each with its index and other `numbers`, would take too much memory."""
+    size = numbers * 8 * queries * wide
+    if size > WHOLE_LIMIT:
+        raise ValueError(
+            f"{wide:,} weights of each of {queries:,} {of} would take {size / 2**30:.1f} GiB, above the limit"
+            f" of 2 GiB: ask for top=8, or for fewer {of} at a time"
+        )
+
+
+def largest_weights(weight: NDArray[np.float64], top: int) -> tuple[NDArray[np.int64], ...]:
+    """Row, rank from 1, and column of the `top` largest weights of each row.
+
+    >>> [index.tolist() for index in largest_weights(np.array([[0.1, 0.9], [0.6, 0.4]]), top=1)]
+    [[0, 1], [1, 1], [1, 0]]
+    """
+    order = np.argsort(-weight, axis=1, kind="stable")[:, :top]  # [rows, top]
+    row, rank = np.indices(order.shape).reshape(2, -1)  # [rows · top] each
+    return row, rank + 1, order.ravel()
 
 
 def target_names(y: Any) -> list[str] | None:

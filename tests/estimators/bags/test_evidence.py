@@ -54,7 +54,7 @@ def test_evidence_of_bags_of_any_size():
 def test_evidence_that_needs_too_much_memory_raises(monkeypatch):
     bags = [np.ones((1, 2)), np.arange(14.0).reshape(7, 2), np.ones((2, 2))]
     model = BagClassifier(**QUICK).fit(bags, ["a", "b", "c"])
-    monkeypatch.setattr("regard.estimators.evidence.WHOLE_LIMIT", 3 * 7 * (1 + 1 + 3) * 8 - 1)
+    monkeypatch.setattr("regard.estimators.common.WHOLE_LIMIT", 3 * 7 * (1 + 1 + 3) * 8 - 1)
     message = (
         "7 weights of each of 3 bags would take 0.0 GiB, above the limit of 2 GiB: ask for top=8, or for fewer bags"
     )

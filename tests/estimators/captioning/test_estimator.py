@@ -16,7 +16,7 @@ import regard
 from regard import Captioner
 from regard.data.samples import scenes
 from regard.data.tokenizers import END, UNKNOWN
-from regard.estimators.captioning.networks import caption_text, caption_tokens
+from regard.estimators.captioning.training import caption_text, caption_tokens
 from regard.models.captioner import HardCaptionDecoder
 from regard.models.image_encoders import SmallResNet
 

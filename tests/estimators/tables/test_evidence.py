@@ -63,7 +63,7 @@ def test_rows_of_weight_0_are_ignored_and_evidence_counts_them():
 def test_all_weights_of_too_many_rows_raise(monkeypatch):
     x, y = table()
     model = NadarayaWatson(0.5).fit(x, y)
-    monkeypatch.setattr("regard.estimators.evidence.WHOLE_LIMIT", 2 * 8 * 83 * 83 - 1)
+    monkeypatch.setattr("regard.estimators.common.WHOLE_LIMIT", 2 * 8 * 83 * 83 - 1)
     with pytest.raises(ValueError, match="ask for top=8"):
         model.evidence(x, top=None)
     assert len(model.evidence(x[:82], top=None)) == 82

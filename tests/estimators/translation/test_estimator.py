@@ -10,6 +10,7 @@ from sklearn.base import clone
 import regard
 from regard import Translator
 from regard.data.samples import dates, held_out_dates
+from regard.estimators import common
 from regard.estimators.translation import estimator as module
 from regard.training import Muon
 
@@ -154,8 +155,8 @@ def test_the_settings_of_the_training_reach_it(monkeypatch, optimizer, kind):
         recipes.append(recipe)
         return train(model, batches, loss, recipe, **more)
 
-    train = module.train
-    monkeypatch.setattr(module, "train", watched)
+    train = common.train
+    monkeypatch.setattr(common, "train", watched)
     settings = {"optimizer": optimizer, "learning_rate": 0.02, "weight_decay": 0.3, "clip": 0.5, "patience": 7}
     Translator("luong", **TINY | settings | {"average": 2, "accumulate": 3}).fit(*dates(60))
     [recipe] = recipes

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 import regard
 from regard import saving
 from regard.data.tokenizers import encode_text
+from regard.estimators import common
 from regard.estimators.writing import estimator as module
 from regard.estimators.writing.estimator import Windows, Writer, mean_loss
 from regard.models.language import LanguageModel
@@ -233,8 +234,8 @@ def test_settings_reach_the_training(monkeypatch, optimizer, kind):
         given.update(vars(recipe), model=model)
         return train(model, batches, loss, recipe, **settings)
 
-    train = module.train
-    monkeypatch.setattr(module, "train", watched)
+    train = common.train
+    monkeypatch.setattr(common, "train", watched)
     settings = {"clip": 0.3, "accumulate": 2, "patience": 3, "warm": 4, "weight_decay": 0.2, "dropout": 0.25}
     settings["optimizer"] = optimizer
     Writer(steps=9, validate_every=4, learning_rate=0.01, **SMALL | settings).fit(LINE * 20)

@@ -18,8 +18,15 @@ from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_b
 from regard.data.columns import Scale, fit_scale
 from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
-from regard.estimators.common import SavedEstimator, State, restored_classes, saved_classes, target_names
-from regard.estimators.evidence import check_memory, checked_top
+from regard.estimators.common import (
+    SavedEstimator,
+    State,
+    check_memory,
+    checked_top,
+    restored_classes,
+    saved_classes,
+    target_names,
+)
 from regard.estimators.settings import check_settings, saved_settings, setting, with_settings
 from regard.saving import to_json
 

@@ -6,7 +6,7 @@ that the model writes itself.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -25,50 +25,39 @@ from regard.data.images import (
 )
 from regard.data.tokenizers import SPECIAL_TOKENS, START, bpe_tokenizer, tokenizer_from_json, word_tokenizer
 from regard.estimators.captioning.evidence import CaptionEvidence, caption_scores, has_words
-from regard.estimators.captioning.networks import (
+from regard.estimators.captioning.training import (
+    Captions,
     GridEncoder,
     Grids,
+    TrainingData,
+    Validation,
     caption_text,
     caption_tokens,
     check_encoder,
+    data_of_run,
     encode_batches,
     make_encoder,
     open_grids,
-)
-from regard.estimators.captioning.training import (
-    Captions,
-    TrainingData,
-    Validation,
-    count_words,
-    data_of_run,
     prepare_data,
     validation_score,
     warn_of_soft_epoch,
 )
 from regard.estimators.common import (
-    SavedEstimator,
     State,
+    TrainedEstimator,
     adamw,
     check_search,
     module_arrays,
+    predicted_tokens,
     restored_history,
     restored_module,
-    run_checkpoint,
     saved_history,
 )
-from regard.estimators.settings import (
-    BaseTraining,
-    Seeded,
-    check_settings,
-    saved_settings,
-    seed_of,
-    setting,
-    with_settings,
-)
+from regard.estimators.settings import saved_settings, setting, with_settings
 from regard.models.captioner import CaptionDecoder, HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read_folder
-from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+from regard.training import History, Monitor
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,7 +67,7 @@ _SCALE_IMAGES = 500
 
 
 @with_settings
-class Captioner(BaseTraining, Seeded, SavedEstimator):
+class Captioner(TrainedEstimator):
     """Show, Attend and Tell: captions of images, and where the model looked for each word.
 
     A user's own encoder is an nn.Module from images to grids `[batch, channels, rows, columns]`, see `GridEncoder`. It
@@ -146,8 +135,7 @@ class Captioner(BaseTraining, Seeded, SavedEstimator):
         checkpoint   a folder for the run, written after each epoch; with `resume`, the run in it is resumed
         tensorboard  a folder for TensorBoard
         """
-        check_settings(self)
-        seed = seed_of(self.random_state)
+        seed = self._checked_seed()
         chosen = Validation(validation, self.validation_fraction, seed)
         data = prepare_data(images, captions, chosen, self._make_tokenizer, self.longest)
         with torch.random.fork_rng(devices=[]):
@@ -155,9 +143,10 @@ class Captioner(BaseTraining, Seeded, SavedEstimator):
             encoder = make_encoder(self.encoder, self.image_size)
             self._check_encoder(encoder)
             decoder = self._make_decoder(data.tokenizer.get_vocab_size(), encoder)
-            run = run_checkpoint(self, checkpoint, resume, every=1 << 30, seed=seed, data=data_of_run(data, encoder))
+            monitor = Monitor("learning to caption", self.verbose, unit="words", tensorboard=tensorboard)
+            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=data_of_run(data, encoder))
             with open_grids(encoder, data.images, self.cache, mirror=self.mirror, progress=self.verbose) as grids:
-                self.history_ = self._train(data, grids, encoder, decoder, seed, run, tensorboard)
+                self.history_ = self._train(data, grids, encoder, decoder, seed, run)
         self.tokenizer_, self.left_out_ = data.tokenizer, data.skipped
         self.encoder_, self.decoder_ = encoder.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return self
@@ -169,8 +158,7 @@ class Captioner(BaseTraining, Seeded, SavedEstimator):
         encoder: GridEncoder,
         decoder: CaptionDecoder,
         seed: int,
-        checkpoint: Checkpoint | None,
-        tensorboard: str | Path | None,
+        run: Callable[..., History],
     ) -> History:
         """Train the decoder, and an encoder that is not frozen."""
         model: nn.Module = decoder if encoder.frozen else nn.ModuleDict({"sight": encoder, "decoder": decoder})
@@ -188,24 +176,11 @@ class Captioner(BaseTraining, Seeded, SavedEstimator):
         steps = self.epochs * math.ceil(per_epoch / self.accumulate)
         if isinstance(decoder, HardCaptionDecoder):
             decoder.soft_steps = round(self.soft_start * self.epochs * per_epoch)
-        history = train(
-            model,
-            batches,
-            loss,
-            Recipe(
-                optimizer,
-                self.epochs,
-                schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
-                clip=self.clip,
-                accumulate=self.accumulate,
-                count=count_words,
-                average=self.average,
-                patience=self.patience,
-            ),
-            validate=lambda: validation_score(data, decoder, grids, self.longest),
-            monitor=Monitor("learning to caption", self.verbose, unit="words", tensorboard=tensorboard),
-            checkpoint=checkpoint,
-            group=ProcessGroup.from_environment(),
+        recipe = self._recipe(
+            optimizer, self.epochs, steps, lambda batch: predicted_tokens(batch.words), average=self.average
+        )
+        history = run(
+            model, batches, loss, recipe, validate=lambda: validation_score(data, decoder, grids, self.longest)
         )
         if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
             warn_of_soft_epoch(history.best_epoch + 1, len(history.validation), decoder.soft_steps / per_epoch)

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.tables import INSTALL
+from regard.estimators.common import largest_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,13 +68,12 @@ class CaptionEvidence:
 
         count, rows, columns = self.weight.shape
         flat = self.weight.reshape(count, rows * columns)  # [words, cells]
-        order = np.argsort(-flat, axis=1, kind="stable")[:, : self.top or rows * columns]  # [words, top]
-        word, cell = np.repeat(np.arange(count), order.shape[1]), order.ravel()
+        word, rank, cell = largest_weights(flat, self.top or rows * columns)
         return pd.DataFrame(
             {
                 "place": word,
                 "word": np.array(self.words, dtype=object)[word],
-                "rank": np.tile(np.arange(1, order.shape[1] + 1), count),
+                "rank": rank,
                 "row": cell // columns,
                 "column": cell % columns,
                 "weight": flat[word, cell],

@@ -1,35 +1,178 @@
-"""What a `Captioner` trains on: images and captions, split, tokenized and checked; and the score of an epoch."""
+"""The training of a `Captioner`: the encoder of its images, its data, the search for captions, and the validation.
 
+An encoder is trained with the decoder, or frozen. A frozen one encodes each image once; the grids are cached on disk.
+"""
+
+import copy
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from regard.data.encoder_cache import fingerprint, image_hash
+from regard.data.encoder_cache import cached_grids, fingerprint, image_hash
 from regard.data.images import (
-    CaptionBatch,
     ImageSource,
     SkippedCaptions,
     as_images,
     describe_skipped,
     encode_captions,
     match_captions,
-    split_images,
+    read_images,
 )
-from regard.data.tokenizers import PADDING
+from regard.data.tokenizers import END, PADDING, START, UNKNOWN
+from regard.decoding import Batch, decode_batches, forbid
 from regard.estimators.captioning.evidence import caption_scores, has_words
-from regard.estimators.captioning.networks import GridEncoder, Grids, caption_text, caption_tokens
+from regard.estimators.common import split_held_out
 from regard.models.captioner import CaptionDecoder
+from regard.models.image_encoders import SmallResNet, check_grid, efficientnet_lite0
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_ENCODERS: dict[str, Callable[[], nn.Module]] = {"small": SmallResNet, "efficientnet-lite0": efficientnet_lite0}
+_DEFAULT_SIZE = 224
+"""Height and width in pixels of images for an encoder without an `image_size`."""
+_IMAGES_PER_BATCH = 64
+
+Grids: TypeAlias = Callable[[Tensor], Tensor]
+"""From the indices of images, [batch], to their grids, [batch, cells, channels]."""
 _VALIDATION_IMAGES = 500
 """The maximum number of images that are captioned in a validation."""
 
 Captions: TypeAlias = Sequence[str | Sequence[str]]
 """Of each image a text, or several."""
+
+
+class GridEncoder(nn.Module):
+    """An encoder, with the size and the preparation of its images.
+
+    encoder      from prepared images to `[batch, channels, rows, columns]`. If it has them, `image_size` is the height
+                 and width of its images, and `prepare` makes its input; else that is `[batch, 3, size, size]` in 0..1
+    image_size   instead of the encoder's own
+    """
+
+    def __init__(self, encoder: nn.Module, image_size: int | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.image_size = int(image_size or getattr(encoder, "image_size", _DEFAULT_SIZE) or _DEFAULT_SIZE)
+        self.channels, rows, columns = check_grid(encoder, self.image_size)
+        self.shape = rows, columns
+
+    def _get_name(self) -> str:
+        return "Sight"  # the name in the fingerprints of caches and checkpoints, where it must not change
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the encoder has no parameter that requires gradients."""
+        return not any(parameter.requires_grad for parameter in self.encoder.parameters())
+
+    def prepare(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
+        """The encoder's input, from uint8 images `[batch, size, size, 3]`."""
+        if hasattr(self.encoder, "prepare"):
+            prepared: Tensor = self.encoder.prepare(images)  # type: ignore[operator]
+            return prepared
+        return torch.as_tensor(images).movedim(-1, 1).float() / 255  # [batch, 3, size, size]
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        grids: Tensor = self.encoder(prepared)
+        return grids
+
+    def grids(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
+        """The grids of uint8 images, `[batch, cells, channels]`."""
+        grids: Tensor = self(self.prepare(images))  # [batch, channels, rows, columns]
+        return grids.flatten(2).mT  # [batch, cells, channels]
+
+
+def check_encoder(name: str, value: object) -> None:
+    """Raise unless a setting is the name of an encoder, or a module."""
+    if not isinstance(value, nn.Module) and not (isinstance(value, str) and value in _ENCODERS):
+        raise ValueError(f"{name} must be {', '.join(_ENCODERS)} or an nn.Module, got {value!r}")
+
+
+def make_encoder(encoder: str | nn.Module, image_size: int | None) -> GridEncoder:
+    """An encoder by name, with new weights; or a copy of a user's encoder."""
+    check_encoder("encoder", encoder)
+    made = _ENCODERS[encoder]() if isinstance(encoder, str) else copy.deepcopy(encoder)
+    return GridEncoder(made, image_size)
+
+
+class EncodedImages:
+    """Images that are encoded whenever they are used, because the encoder is trained.
+
+    mirror   in training, each time a random half of them is mirrored left to right
+    """
+
+    def __init__(self, encoder: GridEncoder, images: Sequence[ImageSource], mirror: bool = False) -> None:
+        self.encoder, self.mirror = encoder, mirror
+        self.images = torch.from_numpy(read_images(images, encoder.image_size))  # [images, size, size, 3]
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        """The grids of images by index, `[batch, cells, channels]`."""
+        # An image with several captions in the batch is encoded once.
+        unique, inverse = torch.unique(indices, return_inverse=True)
+        images = self.images[unique]
+        if self.mirror and self.encoder.training:
+            mirrored = torch.rand(len(images)) < 0.5
+            images = torch.where(mirrored[:, None, None, None], images.flip(2), images)
+        return self.encoder.grids(images)[inverse]
+
+
+@contextmanager
+def open_grids(
+    encoder: GridEncoder, images: Sequence[ImageSource], cache: str | Path | None, *, mirror: bool, progress: bool
+) -> Iterator[Grids]:
+    """The grids of images, for training. Without a cache folder, those of a frozen encoder are removed at the end."""
+    if not encoder.frozen:
+        yield EncodedImages(encoder, images, mirror)
+        return
+    temporary = tempfile.TemporaryDirectory(prefix="regard-") if cache is None else nullcontext(str(cache))
+    with temporary as parent:
+        folder = Path(parent) / type(encoder.encoder).__name__
+        cached = cached_grids(images, encoder.eval(), folder, progress=progress)
+        yield lambda indices: cached[indices.numpy()].flatten(2).mT  # [batch, cells, channels]
+
+
+@torch.inference_mode()
+def encode_batches(encoder: GridEncoder, images: Sequence[ImageSource]) -> Iterator[Tensor]:
+    """The grids of images, `[some, cells, channels]` at a time."""
+    for start in range(0, len(images), _IMAGES_PER_BATCH):
+        yield encoder.grids(read_images(images[start : start + _IMAGES_PER_BATCH], encoder.image_size))
+
+
+def caption_tokens(
+    decoder: CaptionDecoder,
+    grids: Iterable[Tensor],
+    tokenizer: "Tokenizer",
+    longest: int,
+    *,
+    beam: int = 1,
+    penalty: float = 1.0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[list[int]]:
+    """The tokens of each image's caption, at most `longest`, from batches of grids `[some, cells, channels]`."""
+
+    def batches() -> Iterator[Batch[Any]]:
+        first = 0
+        for grid in grids:
+            yield Batch(range(first, first + len(grid)), decoder.begin(grid), longest + 1)
+            first += len(grid)
+
+    unknown = tokenizer.token_to_id(UNKNOWN)
+    step = forbid(decoder.step, [PADDING, START] if unknown is None else [PADDING, START, unknown])
+    tokens = decode_batches(step, batches(), start=START, end=END, size=beam, penalty=penalty, progress=progress)
+    return [ids[:longest] for ids in tokens.values()]  # a caption that did not end has one token more
+
+
+def caption_text(tokenizer: "Tokenizer", tokens: list[int]) -> str:
+    """Tokens as a line of text."""
+    return " ".join(tokenizer.decode(tokens).split())
 
 
 class Example(NamedTuple):
@@ -80,7 +223,7 @@ def prepare_data(
     matched = match_captions(images, captions)
     training = _examples(images, matched.indices, matched.captions)
     if validation.given is None:
-        indices, held_out = split_images(len(training), validation.fraction, validation.seed)
+        indices, held_out = split_held_out(len(training), validation.fraction, validation.seed, "images")
         training, validating = [training[index] for index in indices], [training[index] for index in held_out]
     else:
         others = as_images(validation.given[0])
@@ -136,8 +279,3 @@ def warn_of_soft_epoch(best: int, epochs: int, soft: float) -> None:
             " improve it. More epochs, or another `reward`, may help",
             stacklevel=4,
         )
-
-
-def count_words(batch: CaptionBatch) -> int:
-    """The number of words to predict, including the end."""
-    return int((batch.words[:, 1:] != PADDING).sum())

@@ -24,11 +24,12 @@ from regard.estimators.common import (
     SavedEstimator,
     State,
     all_or_nothing,
+    check_memory,
+    checked_top,
     restored_classes,
     saved_classes,
     target_names,
 )
-from regard.estimators.evidence import check_memory, checked_top
 from regard.estimators.settings import Seeded, check_settings, seed_of, setting, with_settings
 from regard.estimators.tables.bandwidth import (
     PAIRS_MANY_FACTORS,

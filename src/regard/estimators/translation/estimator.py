@@ -18,23 +18,24 @@ from regard.data.text import TokenBatches, as_pairs, as_sentences
 from regard.data.tokenizers import START, Vocabularies, train_vocabularies
 from regard.estimators.common import (
     OPTIMIZERS,
-    SavedEstimator,
     State,
+    TrainedEstimator,
     check_search,
     module_arrays,
+    predicted_tokens,
     restored_history,
     restored_module,
-    run_checkpoint,
     saved_history,
 )
-from regard.estimators.settings import Seeded, Training, check_settings, seed_of, setting, with_settings
-from regard.estimators.translation.corpus import Corpus, prepare_corpus, tokens_by_epoch
+from regard.estimators.settings import Training, setting, with_settings
 from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
 from regard.estimators.translation.training import (
+    Corpus,
     Seq2Seq,
     length_limit,
     mean_loss,
-    target_tokens,
+    prepare_corpus,
+    tokens_by_epoch,
     translate_tokens,
     validation_bleu,
 )
@@ -42,11 +43,11 @@ from regard.models.recurrent import Location, bahdanau, concat, luong, vanilla
 from regard.models.transformer import TransformerConfig, transformer
 from regard.progress import ProgressBar
 from regard.scores import Bilinear
-from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+from regard.training import History, Monitor
 
 
 @with_settings
-class Translator(Training, Seeded, SavedEstimator):
+class Translator(Training, TrainedEstimator):
     """Learns to translate from pairs of sentences.
 
     `model`: "transformer"; "bahdanau" or "luong", recurrent with attention; "rnn", recurrent without attention.
@@ -106,12 +107,11 @@ class Translator(Training, Seeded, SavedEstimator):
         checkpoint   a folder for the run, written after each epoch; with `resume`, a run there is resumed
         tensorboard  a folder for TensorBoard
         """
-        check_settings(self)
+        seed = self._checked_seed()
         if self.piece_dropout and self.tokens != "pieces":
             raise ValueError(
                 f"piece_dropout needs tokens='pieces', got piece_dropout={self.piece_dropout} and tokens='characters'"
             )
-        seed = seed_of(self.random_state)
         corpus = prepare_corpus(
             as_pairs(sources, targets),
             validation,
@@ -123,44 +123,30 @@ class Translator(Training, Seeded, SavedEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self._build_network(corpus.vocabularies)
-            texts = map("\n".join, (*corpus.given, *corpus.validation))
-            # After each epoch a checkpoint is written in any case: no number of steps in between.
-            run = run_checkpoint(self, checkpoint, resume, every=1 << 30, seed=seed, data=texts)
             monitor = Monitor("learning to translate", self.verbose, unit="tokens", tensorboard=tensorboard)
-            history = self._train(model, corpus, seed, run, monitor)
+            texts = map("\n".join, (*corpus.given, *corpus.validation))
+            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=texts)
+            history = self._train(model, corpus, seed, run)
         self.vocabularies_, self.history_, self.left_out_ = corpus.vocabularies, history, corpus.left_out
         self.longest_target_, self.counted_ = corpus.longest_target, corpus.bleu_tokenizer
         self.model_ = model.eval().requires_grad_(False)
         return self
 
-    def _train(
-        self, model: Seq2Seq, corpus: Corpus, seed: int, checkpoint: Checkpoint | None, monitor: Monitor
-    ) -> History:
+    def _train(self, model: Seq2Seq, corpus: Corpus, seed: int, run: Callable[..., History]) -> History:
         """Train a network on a corpus; it ends with the weights of the best validation."""
         rate = float(self.learning_rate or (3e-3 if self.model == "transformer" else 1e-3))
         optimizer = OPTIMIZERS[self.optimizer](model, rate, self.weight_decay, betas=(0.9, 0.98))
         tokens = tokens_by_epoch(corpus, self.piece_dropout, seed)
         batches = len(TokenBatches(*tokens(0), self.batch_tokens))
         steps = self.epochs * math.ceil(batches / self.accumulate)
-        recipe = Recipe(
-            optimizer,
-            self.epochs,
-            schedule=warm_cosine(optimizer, steps, warm=min(self.warm, steps), least=0.02),
-            clip=self.clip,
-            accumulate=self.accumulate,
-            count=target_tokens,
-            average=self.average,
-            patience=self.patience,
-        )
-        return train(
+        return run(
             model,
             lambda epoch: TokenBatches(*tokens(epoch), self.batch_tokens, (seed, epoch)),
             lambda batch: mean_loss(model, batch, self.smoothing),
-            recipe,
+            self._recipe(
+                optimizer, self.epochs, steps, lambda batch: predicted_tokens(batch.target), average=self.average
+            ),
             validate=lambda: -float(validation_bleu(model, corpus, lowercase=self.lower)),
-            monitor=monitor,
-            checkpoint=checkpoint,
-            group=ProcessGroup.from_environment(),
         )
 
     def translate(self, sentences: Sequence[str], beam: int = 5, penalty: float = 1.0) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.tables import INSTALL
-from regard.estimators.evidence import checked_top
+from regard.estimators.common import checked_top, largest_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,14 +38,12 @@ class Alignment:
         """
         import pandas as pd
 
-        order = np.argsort(-self.weight, axis=1, kind="stable")[:, : checked_top(top, len(self.source), "tokens")]
-        target = np.repeat(np.arange(len(self.target)), order.shape[1])
-        source = order.ravel()  # [target · top]
+        target, rank, source = largest_weights(self.weight, checked_top(top, len(self.source), "tokens"))
         return pd.DataFrame(
             {
                 "place": target,
                 "token": np.array(self.target, dtype=object)[target],
-                "rank": np.tile(np.arange(1, order.shape[1] + 1), len(self.target)),
+                "rank": rank,
                 "looked_at": np.array(self.source, dtype=object)[source],
                 "looked_at_place": source,
                 "weight": self.weight[target, source],

@@ -29,22 +29,21 @@ from regard.data.tokenizers import (
 from regard.decoding import Sampling, forbid, sample
 from regard.estimators.common import (
     OPTIMIZERS,
-    SavedEstimator,
     State,
+    TrainedEstimator,
+    checked_top,
     module_arrays,
     restored_history,
     restored_module,
-    run_checkpoint,
     saved_history,
 )
-from regard.estimators.evidence import checked_top
-from regard.estimators.settings import Seeded, Training, check_settings, seed_of, setting, with_settings
+from regard.estimators.settings import Training, seed_of, setting, with_settings
 from regard.estimators.writing.evidence import TextEvidence, text_evidence
 from regard.layers import Heads, gelu_tanh
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.models.transformer import TransformerConfig
-from regard.training import Checkpoint, History, Monitor, ProcessGroup, Recipe, train, warm_cosine
+from regard.training import History, Monitor
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -93,7 +92,7 @@ def mean_loss(model: LanguageModel, ids: Tensor, overlap: int = 0) -> float:
 
 
 @with_settings
-class Writer(Training, Seeded, SavedEstimator):
+class Writer(Training, TrainedEstimator):
     """A Transformer that learns to continue a text.
 
     After `fit`: `model_` (a `LanguageModel`), `tokenizer_`, `history_`.
@@ -139,9 +138,8 @@ class Writer(Training, Seeded, SavedEstimator):
         checkpoint   a folder for the run, written each `validate_every` steps; with `resume`, a run there is resumed
         tensorboard  a folder for TensorBoard
         """
-        check_settings(self)
+        seed = self._checked_seed()
         content = text_or_file(text)
-        seed = seed_of(self.random_state)
         tokenizer = self._train_tokenizer(content)
         ids = torch.tensor(encode_text(tokenizer, content))
         held_out = max(1, round(self.validation_fraction * len(ids)))
@@ -154,9 +152,10 @@ class Writer(Training, Seeded, SavedEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self._build_network(tokenizer)
-            run = run_checkpoint(self, checkpoint, resume, every=self.validate_every, seed=seed, data=[content])
             monitor = Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard)
-            self.history_ = self._train(model, training, validation, seed, run, monitor)
+            every = self.validate_every
+            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=[content], every=every)
+            self.history_ = self._train(model, training, validation, seed, run)
         self.tokenizer_ = tokenizer
         self.model_ = model.eval().requires_grad_(False)
         return self
@@ -167,8 +166,7 @@ class Writer(Training, Seeded, SavedEstimator):
         training: Tensor,
         validation: Tensor,
         seed: int,
-        checkpoint: Checkpoint | None,
-        monitor: Monitor,
+        run: Callable[..., History],
     ) -> History:
         """Train a network on tokens; an epoch of the loop is `validate_every` steps."""
         every = min(self.validate_every, self.steps)
@@ -178,25 +176,9 @@ class Writer(Training, Seeded, SavedEstimator):
             steps = min(every, self.steps - epoch * every)
             return Windows(training, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
 
-        recipe = Recipe(
-            optimizer,
-            math.ceil(self.steps / every),
-            schedule=warm_cosine(optimizer, self.steps, warm=min(self.warm, self.steps)),
-            clip=self.clip,
-            accumulate=self.accumulate,
-            count=lambda batch: batch[:, 1:].numel(),
-            patience=self.patience,
-        )
-        return train(
-            model,
-            batches,
-            model.loss,
-            recipe,
-            validate=lambda: mean_loss(model, validation[:_VALIDATED]),
-            monitor=monitor,
-            checkpoint=checkpoint,
-            group=ProcessGroup.from_environment(),
-        )
+        epochs = math.ceil(self.steps / every)
+        recipe = self._recipe(optimizer, epochs, self.steps, lambda batch: batch[:, 1:].numel(), least=0.1)
+        return run(model, batches, model.loss, recipe, validate=lambda: mean_loss(model, validation[:_VALIDATED]))
 
     def write(
         self,
