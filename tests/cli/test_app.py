@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import regard
-from regard.estimators.subject import save_plot
+from regard.cli.fit import subjects
 from regard.plots import new_axes
 
 
@@ -18,5 +19,6 @@ def test_a_picture_has_one_title(tmp_path):
     for own, expected in (("bag m59", "bag m59"), ("", "evidence for the prediction of row 1")):
         axes = new_axes(3, 2)
         axes.set_title(own, loc="left")
-        save_plot(axes, tmp_path / "o.png", "row 1")
+        evidence = SimpleNamespace(plot=lambda index, axes=axes: axes)
+        subjects()["table"].save_plot(evidence, 0, tmp_path / "o.png", "row 1")
         assert (axes.get_title(loc="left"), axes.get_title()) == (expected, "")

@@ -31,7 +31,7 @@ except ImportError:
     raise SystemExit(f"the command line needs typer: {tables.INSTALL}") from None
 
 from regard.cli.fit import AnySubject, FitGroup, subjects
-from regard.estimators.subject import open_model, save_plot, say
+from regard.estimators.subject import open_model, say
 
 _STOPPED = 130
 """The exit code of a program that was ended by Ctrl-C."""
@@ -158,7 +158,7 @@ def evidence(
         raise ValueError(f"--row must be between 1 and {count}, the number of {subject.inputs} in {data}, got {row}")
     found = subject.evidence(model, inputs, top)
     if plot is not None:
-        save_plot(subject.plot(found, row - 1), plot, subject.label(inputs, row - 1))
+        subject.save_plot(found, row - 1, plot, subject.label(inputs, row - 1))
     tables.write_table(found.to_frame(), out)
 
 

@@ -63,16 +63,15 @@ class _FitCommand(typer.core.TyperCommand):
     """A command that names the nearest option, or the subject that has it, for an option that it does not know."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        flags = dict.fromkeys(ctx.help_option_names, True)
-        flags |= {name: getattr(one, "is_flag", False) for one in self.params for name in _names(one)}
-        rest = iter(args)
-        for word in rest:
-            name, mark, _ = word.partition("=")
-            if name.startswith("--") and name not in flags:
-                raise ValueError(_unknown_option(str(ctx.info_name), name, list(flags)))
-            if name in flags and not flags[name] and not mark:
-                next(rest, None)  # the option's value
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            if option is None or not hasattr(error, "possibilities"):  # it is not click's NoSuchOption
+                raise
+            options = [name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)]
+            known = [name for name in options if name.startswith("--")]
+            raise ValueError(_unknown_option(str(ctx.info_name), option, known)) from None
 
 
 def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
@@ -202,11 +201,6 @@ def _value(one: Setting, typed: Any) -> Any:
 def _typed(one: Setting) -> str:
     """A setting as an option is typed."""
     return f"--{one.name.replace('_', '-')}"
-
-
-def _names(one: Any) -> list[str]:
-    """A parameter's options as typed; those of an argument are none."""
-    return [name for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
 
 
 def _summary(each: AnySubject) -> str:

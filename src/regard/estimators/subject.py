@@ -9,27 +9,28 @@ import os
 import shutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from rich.console import Console
 
+from regard import estimators
 from regard.data.tables import INSTALL
-from regard.estimators import restore
 from regard.estimators.settings import setting, settings_of, with_settings
 from regard.saving import CONFIG, read_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from pandas import DataFrame
+    from torch import nn
 
     from regard.training import History
 Data = TypeVar("Data")  # the options of `regard fit NAME` that say what to learn from
 Schema = TypeVar("Schema")  # what a model folder knows of its data: the columns of a table; None for a text
-Plot = TypeVar("Plot")  # the axes of a picture, or of several
 Inputs = TypeVar("Inputs")  # new data: rows, bags, sentences, a text, images
+Options = TypeVar("Options", bound="RunOptions")  # the same as Data, of a subject with long trainings
 
 
 class Fitted(NamedTuple):
@@ -78,7 +79,25 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
     def plot(self, evidence: Any, index: int) -> "Axes":
         """A picture of the evidence of one input."""
-        return with_matplotlib(lambda: evidence.plot(index))  # type: ignore[no-any-return]
+        return evidence.plot(index)  # type: ignore[no-any-return]
+
+    def figure(self, evidence: Any, index: int, title: str) -> "Figure":
+        """The figure of that picture, with a title if it has none of its own."""
+        axes = self.plot(evidence, index)
+        if not axes.get_title() + axes.get_title(loc="left"):
+            axes.set_title(title, loc="left")
+        return axes.get_figure(root=True)  # type: ignore[return-value]
+
+    def save_plot(self, evidence: Any, index: int, path: Path, name: str) -> None:
+        """Write the picture to a file."""
+        try:
+            figure = self.figure(evidence, index, f"evidence for the prediction of {name}")
+        except ImportError:
+            raise ImportError(f"pictures need matplotlib: {INSTALL}") from None
+        path = path if path.suffix else path.with_suffix(".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+        say(f"picture of {name} → {path}")
 
     def count(self, inputs: Inputs) -> int:
         """The number of inputs, of which one can be plotted."""
@@ -95,6 +114,14 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
     def finish(self, out: Path) -> None:
         """Clean up after the model folder was written."""
+
+    def open_folder(self, folder: Path, verb: str) -> Any:
+        """The model in a folder; raises if it is not of this subject."""
+        model, _ = open_model(folder)
+        if type(model).__name__ not in self.estimators:
+            kinds = " or ".join(self.estimators)
+            raise ValueError(f"regard {verb} needs a {kinds}, got a {type(model).__name__} in {folder}")
+        return model
 
 
 @with_settings
@@ -122,28 +149,29 @@ def run_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.run")
 
 
-@contextmanager
-def checkpointed_run(out: Path, resume: bool) -> Iterator[Path]:
-    """The checkpoint folder of a training. After Ctrl-C the message says where it is and how to resume it."""
-    run = run_folder(out)
-    if resume and not (run / CONFIG).exists():
-        if (out / CONFIG).exists():
-            raise FileExistsError(
-                f"{run} has no checkpoint to resume, and {out} holds a finished model; leave out --resume to train"
-                " a new model in its place"
-            )
-        warnings.warn(f"{run} has no checkpoint to resume: training starts from the beginning", stacklevel=3)
-    try:
-        yield run
-    except KeyboardInterrupt:
-        if not (run / CONFIG).exists():
-            raise KeyboardInterrupt("no checkpoint was written yet") from None
-        raise KeyboardInterrupt(f"the checkpoint is in {run}; resume with the same command and --resume") from None
+class TrainedSubject(Subject[Options, None, Inputs]):
+    """A subject with one estimator, which trains for long: its checkpoint is beside the model folder while it lasts."""
 
+    def train(self, data: Options, settings: dict[str, Any], out: Path, *examples: object, **more: object) -> Any:
+        """The estimator, trained on examples. After Ctrl-C the message says where the checkpoint is."""
+        run = run_folder(out)
+        if data.resume and not (run / CONFIG).exists():
+            if (out / CONFIG).exists():
+                raise FileExistsError(
+                    f"{run} has no checkpoint to resume, and {out} holds a finished model; leave out --resume to train"
+                    " a new model in its place"
+                )
+            warnings.warn(f"{run} has no checkpoint to resume: training starts from the beginning", stacklevel=2)
+        more |= {"checkpoint": run, "resume": data.resume, "tensorboard": data.tensorboard}
+        try:
+            return getattr(estimators, self.estimators[0])(**settings).fit(*examples, **more)
+        except KeyboardInterrupt:
+            if not (run / CONFIG).exists():
+                raise KeyboardInterrupt("no checkpoint was written yet") from None
+            raise KeyboardInterrupt(f"the checkpoint is in {run}; resume with the same command and --resume") from None
 
-def remove_run(out: Path) -> None:
-    """Delete the checkpoint of a training whose model was written."""
-    shutil.rmtree(run_folder(out), ignore_errors=True)
+    def finish(self, out: Path) -> None:
+        shutil.rmtree(run_folder(out), ignore_errors=True)
 
 
 def describe_epoch(history: "History") -> str:
@@ -155,6 +183,11 @@ def describe_epoch(history: "History") -> str:
 def describe_bleu(history: "History") -> str:
     """The BLEU by which a model's weights were chosen; its validations are -BLEU."""
     return "unknown" if history.best is None else f"{-history.best:.1f}"
+
+
+def count_parameters(network: "nn.Module") -> str:
+    """The number of parameters of a network."""
+    return f"{sum(parameter.numel() for parameter in network.parameters()):,}"
 
 
 def make(estimator: type, settings: dict[str, Any]) -> Any:
@@ -169,33 +202,7 @@ def make(estimator: type, settings: dict[str, Any]) -> Any:
 def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
     """A model and its config, read from a folder."""
     config, arrays = read_folder(folder)
-    return restore(folder, config, arrays), config
-
-
-def open_as(folder: Path, estimators: Sequence[str], verb: str) -> Any:
-    """A model of certain kinds; any other raises."""
-    model, _ = open_model(folder)
-    if type(model).__name__ not in estimators:
-        raise ValueError(f"regard {verb} needs a {' or '.join(estimators)}, got a {type(model).__name__} in {folder}")
-    return model
-
-
-def save_plot(axes: "Axes", path: Path, name: str) -> None:
-    """Write a picture of what one prediction looked at to a file."""
-    if not axes.get_title() + axes.get_title(loc="left"):
-        axes.set_title(f"evidence for the prediction of {name}", loc="left")
-    path = path if path.suffix else path.with_suffix(".png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    axes.get_figure(root=True).savefig(path)  # type: ignore[union-attr]
-    say(f"picture of {name} → {path}")
-
-
-def with_matplotlib(plot: Callable[[], Plot]) -> Plot:
-    """The axes that a function draws on; without matplotlib, an error that says what to install."""
-    try:
-        return plot()
-    except ImportError:
-        raise ImportError(f"pictures need matplotlib: {INSTALL}") from None
+    return estimators.restore(folder, config, arrays), config
 
 
 def say(message: str, quiet: bool = False) -> None:

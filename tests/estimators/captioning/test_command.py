@@ -1,6 +1,7 @@
 """`regard fit captioner`, `caption`, `evidence` and `info`."""
 
 import shutil
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import pandas as pd
@@ -9,8 +10,7 @@ from helpers.talking import refused, run
 
 import regard
 from regard.data.samples import scenes
-from regard.estimators.captioning.command import SUBJECT, Panels, make_cache
-from regard.estimators.subject import save_plot
+from regard.estimators.captioning.command import SUBJECT, make_cache
 from regard.plots import new_axes
 
 FIT = (
@@ -121,7 +121,7 @@ def test_photos_with_equal_names_have_different_pictures(folder):
 
 def test_one_title_for_several_pictures_is_wrapped(tmp_path):
     axes = new_axes(1.5, 2)
-    save_plot(Panels([axes]), tmp_path / "o.png", "a photo of some length.png")
+    SUBJECT.save_plot(SimpleNamespace(plot=lambda: [axes]), 0, tmp_path / "o.png", "a photo of some length.png")
     title = axes.figure.get_suptitle()
     assert max(map(len, title.split("\n"))) <= 18
     assert title.replace("\n", " ") == "evidence for the prediction of a photo of some length.png"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -16,20 +16,14 @@ from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import (
     Fitted,
     RunOptions,
-    Subject,
-    checkpointed_run,
+    TrainedSubject,
+    count_parameters,
     describe_bleu,
     describe_epoch,
-    make,
-    open_as,
-    remove_run,
-    save_plot,
     say,
-    with_matplotlib,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from regard.estimators.captioning.estimator import Captioner
@@ -50,7 +44,7 @@ class CaptionFile(RunOptions):
     images: Path = setting("folder of the images")
 
 
-class Captioning(Subject[CaptionFile, None, list[Path]]):
+class Captioning(TrainedSubject[CaptionFile, list[Path]]):
     """Train a captioner on images and their captions, for regard caption."""
 
     name = "captioner"
@@ -60,16 +54,10 @@ class Captioning(Subject[CaptionFile, None, list[Path]]):
 
     def fit(self, data: CaptionFile, settings: dict[str, Any], out: Path) -> Fitted:
         """Train with a checkpoint, and with the grids of a frozen encoder, beside the model folder."""
-        from regard.estimators.captioning.estimator import Captioner
-
         if settings.get("encoder") == "efficientnet-lite0" and "cache" not in settings:
             settings = settings | {"cache": make_cache(out)}
-        captioner: Captioner = make(Captioner, settings)
         table = read_captions(data.file, data.images)
-        with checkpointed_run(out, data.resume) as run:
-            captioner.fit(
-                table.images, table.captions, checkpoint=run, resume=data.resume, tensorboard=data.tensorboard
-            )
+        captioner = self.train(data, settings, out, table.images, table.captions)
         left_out = [f"left out: {table.left_out}"] if str(table.left_out) else []
         counts = f"{len(table.images):,} images with {sum(map(len, table.captions)):,} captions"
         tokens = f"{captioner.tokenizer_.get_vocab_size():,} {captioner.tokens}"
@@ -77,7 +65,7 @@ class Captioning(Subject[CaptionFile, None, list[Path]]):
         return Fitted(captioner, [*left_out, f"Captioner on {data.file}, {counts}, {tokens}, held-out BLEU-4 {bleu}"])
 
     def finish(self, out: Path) -> None:
-        remove_run(out)
+        super().finish(out)
         if (cache_folder(out) / MARKER).exists():
             shutil.rmtree(cache_folder(out), ignore_errors=True)
 
@@ -87,21 +75,23 @@ class Captioning(Subject[CaptionFile, None, list[Path]]):
     def evidence(self, model: "Captioner", inputs: list[Path], top: int) -> "CaptionEvidence":
         return model.evidence(inputs[0], top=top)
 
-    def plot(self, evidence: "CaptionEvidence", index: int) -> "Axes":
-        return cast("Axes", Panels(with_matplotlib(evidence.plot)))
+    def figure(self, evidence: "CaptionEvidence", index: int, title: str) -> "Figure":
+        """The pictures of all words, with one title, on as many lines as needed."""
+        figure = cast("Figure", evidence.plot()[0].figure)
+        figure.suptitle("\n".join(wrap(title, max(8, int(LETTERS_PER_INCH * figure.get_figwidth())))), fontsize=10)
+        return figure
 
     def label(self, inputs: list[Path], index: int) -> str:
         return inputs[index].name
 
     def describe(self, model: "Captioner", schema: None) -> dict[str, Any]:
-        parameters = sum(parameter.numel() for parameter in model.decoder_.parameters())
         rows, columns = model.encoder_.shape
         return {
             "model": "Captioner",
             "attention": model.attention,
             "encoder": f"{model.encoder}, images of {model.encoder_.image_size} pixels, a grid of {rows} × {columns}",
             "tokens": f"{model.tokens}, vocabulary of {model.tokenizer_.get_vocab_size()}",
-            "decoder": f"{parameters:,} parameters",
+            "decoder": f"{count_parameters(model.decoder_)} parameters",
             "size": model.size,
             "hidden": model.hidden,
             "score_size": model.score_size,
@@ -124,26 +114,6 @@ def make_cache(out: Path) -> Path:
     return folder
 
 
-class Panels:
-    """Several pictures of one figure with one title, in the place of matplotlib's Axes."""
-
-    def __init__(self, axes: "Sequence[Axes]") -> None:
-        self.figure = axes[0].figure
-
-    def get_figure(self, root: bool) -> "Figure":
-        """The figure of the pictures."""
-        return cast("Figure", self.figure)
-
-    def get_title(self, loc: str = "center") -> str:
-        """The title of all pictures: none yet."""
-        return ""
-
-    def set_title(self, title: str, loc: str = "center") -> None:
-        """Set the title of all pictures, on as many lines as needed."""
-        width = max(8, int(LETTERS_PER_INCH * self.get_figure(root=True).get_figwidth()))
-        self.figure.suptitle("\n".join(wrap(title, width)), fontsize=10)
-
-
 def caption(
     folder: Annotated[Path, typer.Argument(help="A model folder, made by regard fit captioner.")],
     photos: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
@@ -156,15 +126,14 @@ def caption(
 
     An image that cannot be read is an error on stderr; the others are captioned.
     """
-    model = open_as(folder, Captioning.estimators, "caption")
+    model = SUBJECT.open_folder(folder, "caption")
     errors: list[str] = []
     paths = find_photos(photos)
     plots = {} if plot is None else plot_paths(plot, paths)
-    for photo in caption_photos(model, paths, beam, errors.append):
-        typer.echo(f"{photo.path}\t{photo.caption}")
+    for path, pixels, text in caption_photos(model, paths, beam, errors.append):
+        typer.echo(f"{path}\t{text}")
         if plots:
-            evidence = model.evidence(photo.pixels, photo.caption)
-            save_plot(SUBJECT.plot(evidence, 0), plots[photo.path], photo.path.name)
+            SUBJECT.save_plot(model.evidence(pixels, text), 0, plots[path], path.name)
     for error in errors:
         say(f"error: {error}")
     if errors:
@@ -196,18 +165,10 @@ def plot_paths(plot: Path, photos: Sequence[Path]) -> dict[Path, Path]:
     return {path: plot.with_name(f"{plot.stem}-{name}{plot.suffix}") for path, name in names.items()}
 
 
-class CaptionedPhoto(NamedTuple):
-    """A photo, as the encoder gets it, and its caption."""
-
-    path: Path
-    pixels: NDArray[np.uint8]  # [size, size, 3]
-    caption: str
-
-
 def caption_photos(
     model: "Captioner", photos: Sequence[Path], beam: int, report: Callable[[str], None]
-) -> Iterator[CaptionedPhoto]:
-    """The captions of photos; the error of a photo that cannot be read is reported instead."""
+) -> Iterator[tuple[Path, NDArray[np.uint8], str]]:
+    """Path, pixels [size, size, 3] and caption of each photo; the error of one that cannot be read is reported."""
     for start in range(0, len(photos), PHOTOS_PER_BATCH):
         images: dict[Path, NDArray[np.uint8]] = {}
         for path in photos[start : start + PHOTOS_PER_BATCH]:
@@ -216,7 +177,7 @@ def caption_photos(
             except (OSError, ValueError) as error:
                 report(str(error))
         if images:
-            yield from map(CaptionedPhoto, images, images.values(), model.caption(list(images.values()), beam))
+            yield from zip(images, images.values(), model.caption(list(images.values()), beam), strict=True)
 
 
 Captioning.verbs = (caption,)

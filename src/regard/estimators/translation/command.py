@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,15 +14,11 @@ from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import (
     Fitted,
     RunOptions,
-    Subject,
-    checkpointed_run,
+    TrainedSubject,
+    count_parameters,
     describe_bleu,
     describe_epoch,
-    make,
-    open_as,
-    remove_run,
     say,
-    with_matplotlib,
 )
 from regard.files import check_writable, write_text
 from regard.progress import ProgressBar
@@ -65,7 +61,7 @@ class Alignments(NamedTuple):
         return pd.concat(frames.values(), ignore_index=True)
 
 
-class Translation(Subject[PairFiles, None, list[str]]):
+class Translation(TrainedSubject[PairFiles, list[str]]):
     """Train a translator on pairs of sentences, to use it with regard translate."""
 
     name = "translator"
@@ -74,20 +70,11 @@ class Translation(Subject[PairFiles, None, list[str]]):
     data = PairFiles
 
     def fit(self, data: PairFiles, settings: dict[str, Any], out: Path) -> Fitted:
-        from regard.estimators.translation.estimator import Translator
-
-        translator = make(Translator, settings)
-        pairs, validation = _read_training(data), _read_validation(data)
-        with checkpointed_run(out, data.resume) as run:
-            translator.fit(
-                *pairs, validation=validation, checkpoint=run, resume=data.resume, tensorboard=data.tensorboard
-            )
+        pairs = _read_training(data)
+        translator = self.train(data, settings, out, *pairs, validation=_read_validation(data))
         files = data.file or f"{data.source} and {data.target}"
         summary = f"Translator ({translator.model}) on {len(pairs.sources)} pairs of {files}"
         return Fitted(translator, [f"{summary}, held-out BLEU {_bleu(translator)}"])
-
-    def finish(self, out: Path) -> None:
-        remove_run(out)
 
     def read_inputs(self, model: "Translator", schema: None, path: Path) -> list[str]:
         return read_lines(path)
@@ -100,7 +87,7 @@ class Translation(Subject[PairFiles, None, list[str]]):
         alignment = evidence.each[index]
         if alignment is None:
             raise ValueError(f"line {index + 1} must not be empty: it has no tokens to draw")
-        return with_matplotlib(alignment.plot)
+        return alignment.plot()
 
     def label(self, inputs: list[str], index: int) -> str:
         return f"line {index + 1}"
@@ -112,7 +99,7 @@ class Translation(Subject[PairFiles, None, list[str]]):
         return {
             "model": f"Translator, {model.model}",
             "tokens": f"{model.tokens}, {source}, {shared}",
-            "parameters": f"{sum(parameter.numel() for parameter in model.model_.parameters()):,}",
+            "parameters": count_parameters(model.model_),
             "size": model.size,
             "longest": f"{model.longest} tokens",
             "left out": ", ".join(left_out) or "no pair",
@@ -167,7 +154,7 @@ def translate(
     ] = None,
 ) -> None:
     """Translate stdin to stdout, line by line."""
-    model = open_as(folder, Translation.estimators, "translate")
+    model = SUBJECT.open_folder(folder, "translate")
     if alignments is not None:
         _check_alignments(model, folder, alignments)
     if sys.stdin is None:
@@ -189,19 +176,14 @@ SUBJECT = Translation()
 def _translate_lines(model: "Translator", lines: Sequence[str], beam: int, penalty: float) -> Iterator[str]:
     """The translation of each line, in parts; raises before the first if a line is too long."""
     model.encode(lines)
-    with _progress_bar(len(lines)) as bar:
+    # A bar over all parts; none for a single part, or if translations are shown on the terminal.
+    several = len(lines) > PART and not sys.stdout.isatty()
+    with ProgressBar("translating all", len(lines)) if several else nullcontext() as bar:
         for start in range(0, len(lines), PART):
             for line in model.translate(lines[start : start + PART], beam=beam, penalty=penalty):
                 yield line.replace("\r", " ").replace("\n", " ")  # one line of output for each line of input
             if bar is not None:
                 bar.update(done=start + PART)
-
-
-def _progress_bar(lines: int) -> AbstractContextManager[ProgressBar | None]:
-    """A bar over all parts; none for a single part, or if translations are shown on the terminal."""
-    if lines <= PART or sys.stdout.isatty():
-        return nullcontext()
-    return ProgressBar("translating all", lines)
 
 
 def _check_alignments(model: "Translator", folder: Path, path: Path) -> None:

@@ -8,16 +8,7 @@ import typer
 
 from regard.data.text import read_text
 from regard.estimators.settings import setting, with_settings
-from regard.estimators.subject import (
-    Fitted,
-    RunOptions,
-    Subject,
-    checkpointed_run,
-    make,
-    open_as,
-    remove_run,
-    with_matplotlib,
-)
+from regard.estimators.subject import Fitted, RunOptions, TrainedSubject, count_parameters
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +24,7 @@ class TextFile(RunOptions):
     file: Path = setting("a text, UTF-8", kw_only=False)
 
 
-class Writing(Subject[TextFile, None, str]):
+class Writing(TrainedSubject[TextFile, str]):
     """Train a language model on a text, to continue it with regard write."""
 
     name = "writer"
@@ -42,16 +33,9 @@ class Writing(Subject[TextFile, None, str]):
     data = TextFile
 
     def fit(self, data: TextFile, settings: dict[str, Any], out: Path) -> Fitted:
-        from regard.estimators.writing.estimator import Writer
-
-        writer = make(Writer, settings)
-        with checkpointed_run(out, data.resume) as run:
-            writer.fit(data.file, checkpoint=run, resume=data.resume, tensorboard=data.tensorboard)
+        writer = self.train(data, settings, out, data.file)
         tokens = writer.tokenizer_.get_vocab_size()
         return Fitted(writer, [f"Writer on {data.file}, {tokens} tokens, held-out loss {_loss(writer)}"])
-
-    def finish(self, out: Path) -> None:
-        remove_run(out)
 
     def read_inputs(self, model: "Writer", schema: None, path: Path) -> str:
         return read_text(path)
@@ -61,17 +45,16 @@ class Writing(Subject[TextFile, None, str]):
 
     def plot(self, evidence: "TextEvidence", index: int) -> "Axes":
         """The mean over the heads of the last block."""
-        return with_matplotlib(evidence.plot)
+        return evidence.plot()
 
     def label(self, inputs: str, index: int) -> str:
         return "the text"
 
     def describe(self, model: "Writer", schema: None) -> dict[str, Any]:
-        parameters = sum(parameter.numel() for parameter in model.model_.parameters())
         return {
             "model": "Writer",
             "tokens": f"{model.tokens}, vocabulary of {model.tokenizer_.get_vocab_size()}",
-            "parameters": f"{parameters:,}",
+            "parameters": count_parameters(model.model_),
             "context": model.context,
             "blocks": model.blocks,
             "heads": model.heads,
@@ -95,7 +78,7 @@ def write(
     seed: Annotated[int, typer.Option(help="One seed, one text.")] = 0,
 ) -> None:
     """Continue a text, and show it as it is written."""
-    model = open_as(folder, Writing.estimators, "write")
+    model = SUBJECT.open_folder(folder, "write")
     pieces = model.stream(prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     typer.echo(prompt, nl=False)
     for piece in pieces:
