@@ -98,8 +98,14 @@ def _fit_command(each: AnySubject) -> _Command:
     def fit(ctx: typer.Context, **_: object) -> None:
         _fit(each, ctx)
 
+    # The default of an option is None: what was not typed keeps the default that the setting declares.
     signature = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(one), default=_default(one))
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=_option(one),
+            default=inspect.Parameter.empty if one.required else None,
+        )
         for one in sorted(_declared(each), key=lambda one: not _is_argument(one))
     ]
     signature.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
@@ -114,23 +120,22 @@ def _fit_command(each: AnySubject) -> _Command:
 
 def _fit(each: AnySubject, ctx: typer.Context) -> None:
     """Learn from the data and write the model folder."""
-    given: dict[str, Any] = dict(ctx.params)
-    out, quiet = given["out"], given["quiet"]
-    saving.check_folder(out)
-    data = each.data(**{one.name: _value(one, given[one.name]) for one in settings_of(each.data)})
-    settings: dict[str, Any] = {"random_state": given["seed"], "verbose": not quiet}
-    for one in _settings(each):
-        source = ctx.get_parameter_source(one.name)
-        if source is not None and source.name == "COMMANDLINE":
-            settings[one.name] = _value(one, given[one.name])
-    fitted = each.fit(data, settings, out)
+
+    def typed(settings: list[Setting]) -> dict[str, Any]:
+        given = [(one, ctx.params[one.name]) for one in settings]
+        return {one.name: _value(one, value) for one, value in given if value is not None}
+
+    output = _Output(**typed(settings_of(_Output)))
+    saving.check_folder(output.out)
+    settings = {"random_state": output.seed, "verbose": not output.quiet, **typed(_settings(each))}
+    fitted = each.fit(each.data(**typed(settings_of(each.data))), settings, output.out)
     if not is_main_process():
         return
     config, *rest = fitted.model.state()
-    saving.write_folder(out, {**config, **fitted.extra}, *rest)
-    each.finish(out)
-    for line in [*fitted.messages[:-1], f"{fitted.messages[-1]} → {out}"]:
-        say(line, quiet)
+    saving.write_folder(output.out, {**config, **fitted.extra}, *rest)
+    each.finish(output.out)
+    for line in [*fitted.messages[:-1], f"{fitted.messages[-1]} → {output.out}"]:
+        say(line, output.quiet)
 
 
 def _settings(each: AnySubject) -> list[Setting]:
@@ -156,15 +161,14 @@ def _option(one: Setting) -> Any:
     metavar = None if kind is bool else _METAVARS[kind] if not one.choices else "WORD"
     named = one.parse is not None or all(str(choice) in one.help for choice in one.choices)
     choices = "" if named else f": {', '.join(map(str, one.choices))}"
+    typed = kind if one.required else kind | None
     if _is_argument(one):
-        return Annotated[_optional(kind, one), typer.Argument(help=one.help, metavar="FILE")]
+        return Annotated[typed, typer.Argument(help=one.help, metavar="FILE")]
     shown = not any(one.default is hidden for hidden in (None, REQUIRED, True, False, ""))
     text = f"{one.help}{choices}" + (f" [{one.default}]" if shown else "")
-    if kind is bool:
-        name = _typed(one)
-        names = f"{name}/--no-{name[2:]}" if one.default else name
-        return Annotated[bool, typer.Option(names, help=text, show_default=False)]
-    return Annotated[_optional(kind, one), typer.Option(_typed(one), help=text, metavar=metavar, show_default=False)]
+    name = _typed(one)
+    names = f"{name}/--no-{name[2:]}" if one.default is True else name
+    return Annotated[typed, typer.Option(names, help=text, metavar=metavar, show_default=False)]
 
 
 def _is_argument(one: Setting) -> bool:
@@ -172,25 +176,14 @@ def _is_argument(one: Setting) -> bool:
     return one.positional and one.name == "file"
 
 
-def _optional(kind: Any, one: Setting) -> Any:
-    """The type of an option, which may be left out where the default is None."""
-    return kind if one.required else kind | None
-
-
-def _default(one: Setting) -> Any:
-    """The default of an option; a value that needs parsing has none here, the estimator's own default is used."""
-    if one.required:
-        return inspect.Parameter.empty
-    return None if one.parse is not None or one.default is None else one.default
-
-
 def _value(one: Setting, typed: Any) -> Any:
     """The value of an option, checked by what the setting declares."""
-    value = one.parse(typed) if one.parse is not None else typed
-    if one.parse is None and value == "none" and one.optional:
+    if one.parse is not None:
+        value = one.parse(typed)
+    elif typed == "none" and one.optional:
         value = None
-    if one.parse is None and one.choices and value not in one.choices and one.kinds == ():
-        value = next((choice for choice in one.choices if str(choice) == value), value)
+    else:
+        value = next((choice for choice in one.choices if str(choice) == typed), typed)
     try:
         one.verify(value)
     except ValueError as error:
