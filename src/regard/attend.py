@@ -152,6 +152,10 @@ def attend_parts(
 def look(query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: None = ...) -> Tensor: ...
 @overload
 def look(query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: int) -> Look: ...
+@overload
+def look(
+    query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: int | None
+) -> Tensor | Look: ...
 def look(
     query: Tensor, key: Tensor, *, score: Score = scaled_dot, mask: Mask | None = None, top: int | None = None
 ) -> Tensor | Look:

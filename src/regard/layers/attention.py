@@ -52,10 +52,7 @@ class Attend(nn.Module):
 
     def look(self, query: Tensor, key: Tensor, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """The weights `[..., q, k]`, or the `top` largest of each query; without dropout."""
-        key = self._repeat_heads(key)
-        if top is None:
-            return look(query, key, score=self.score, mask=mask)
-        return look(query, key, score=self.score, mask=mask, top=top)
+        return look(query, self._repeat_heads(key), score=self.score, mask=mask, top=top)
 
     def _repeat_heads(self, x: Tensor) -> Tensor:
         """Each key head once for each query head of its group: `[batch, heads, k, d]`."""

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from regard.masks import Mask, both
 from regard.torch_modes import compiling, transforming
 
 _Scaling = Callable[[Tensor], Tensor]
-_Table = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Positions(Protocol):
@@ -67,8 +66,9 @@ class Sinusoidal(nn.Module):
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         check_rows("x", x, self.size)
         end = start + x.shape[-2]
-        sine, cosine = _angle_table(_table_length(end), self.size + self.size % 2, self.base, None, x.dtype, x.device)
-        table = torch.stack((sine[start:end], cosine[start:end]), dim=-1).flatten(-2)  # [length, size], interleaved
+        sine, cosine = _rotation_table(end, _Pairs(self.size + self.size % 2, self.base, None, True), x)
+        second = torch.stack((sine[start:end, 1::2], cosine[start:end, 1::2]), dim=-1)  # [length, pairs, 2]
+        table = second.flatten(-2)  # [length, size], interleaved
         return x + table[:, : self.size]  # an odd size has no last cosine
 
     def extra_repr(self) -> str:
@@ -166,8 +166,7 @@ class Rotary(nn.Module):
         """x `[..., length, size]`, whose first row is at position `start`, rotated."""
         check_rows("queries and keys", x, self.size)
         end = start + x.shape[-2]
-        form = self.size, self.base, self.scaling, self.interleaved
-        sine, cosine = _rotation_table(_table_length(end), *form, x.dtype, x.device)
+        sine, cosine = _rotation_table(end, _Pairs(self.size, self.base, self.scaling, self.interleaved), x)
         # (a, b) -> (a cos - b sin, b cos + a sin): each number needs its partner in the pair.
         partner = (
             x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)  # [..., length, size / 2, 2], swapped within pairs
@@ -224,41 +223,33 @@ class Alibi(nn.Module):
         return f"{len(self.slopes)}"
 
 
-def _table_length(length: int) -> int:
-    """The next power of two: sequences of similar lengths share one table."""
-    return 1 << max(6, (length - 1).bit_length())
+class _Pairs(NamedTuple):
+    """What the angles of a table depend on, besides the position."""
+
+    size: int
+    base: float
+    scaling: _Scaling | None
+    interleaved: bool
 
 
-def _cache_tables(make: _Table) -> _Table:
-    """Cache the last tables, except under compilation and transforms, whose tensors are stand-ins for others."""
-    make = torch.inference_mode(False)(make)
-    cached = functools.lru_cache(maxsize=32)(make)
-
-    @functools.wraps(make)
-    def table(*arguments: object) -> tuple[Tensor, Tensor]:
-        stand_in = compiling() or transforming() or type(torch.empty(0)) is not Tensor
-        return make(*arguments) if stand_in else cached(*arguments)
-
-    return table
-
-
-@_cache_tables
-def _angle_table(
-    length: int, size: int, base: float, scaling: _Scaling | None, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Sine and cosine of t / base^(2i / size), `[length, size / 2]` each. Angles are float64: t may be large."""
-    frequency = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    frequency = frequency if scaling is None else scaling(frequency)
+@torch.inference_mode(False)
+def _make_table(length: int, form: _Pairs, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """See `_rotation_table`. Angles are float64: t may be large."""
+    frequency = form.base ** (-torch.arange(0, form.size, 2, dtype=torch.float64) / form.size)
+    frequency = frequency if form.scaling is None else form.scaling(frequency)
     angle = torch.arange(length, dtype=torch.float64).unsqueeze(-1) * frequency
-    return angle.sin().to(device, dtype), angle.cos().to(device, dtype)
-
-
-@_cache_tables
-def _rotation_table(
-    length: int, size: int, base: float, scaling: _Scaling | None, interleaved: bool, *like: torch.dtype | torch.device
-) -> tuple[Tensor, Tensor]:
-    """The factors of each number's partner (±sine) and of the number itself (cosine), `[length, size]` each."""
-    sine, cosine = _angle_table(length, size, base, scaling, *like)
+    sine, cosine = angle.sin().to(device, dtype), angle.cos().to(device, dtype)  # [length, size / 2]
     pairs = torch.stack((-sine, sine), dim=-1), torch.stack((cosine, cosine), dim=-1)  # [length, size / 2, 2]
     # [length, size]: the two of a pair side by side, or the first of all pairs and then the second of all
-    return tuple((x if interleaved else x.mT).flatten(-2) for x in pairs)  # type: ignore[return-value]
+    return tuple((x if form.interleaved else x.mT).flatten(-2) for x in pairs)
+
+
+_cached_table = functools.lru_cache(maxsize=32)(_make_table)
+
+
+def _rotation_table(end: int, form: _Pairs, like: Tensor) -> tuple[Tensor, ...]:
+    """The factors of each number's partner (±sine) and of the number itself (cosine), `[end or more, size]` each."""
+    length = 1 << max(6, (end - 1).bit_length())  # the next power of two: similar lengths share one table
+    # Under compilation and transforms tensors are stand-ins for others, which must not be cached.
+    stand_in = compiling() or transforming() or type(torch.empty(0)) is not Tensor
+    return (_make_table if stand_in else _cached_table)(length, form, like.device, like.dtype)

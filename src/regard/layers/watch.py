@@ -256,11 +256,10 @@ def _torch_look(
         table = key_padding_mask if batched else key_padding_mask.unsqueeze(0)
         padding = _as_our_mask(table[:, None, None], added, query.dtype)  # [batch, 1, 1, k]
         mask = padding if mask is None else both(mask, padding)
-    if top is None:
-        weight = look(query, key, mask=mask)
-        return weight if batched else weight[0]
-    largest = look(query, key, mask=mask, top=top)
-    return largest if batched else Look(*(x[0] for x in largest))
+    weights = look(query, key, mask=mask, top=top)
+    if batched:
+        return weights
+    return Look(*(x[0] for x in weights)) if isinstance(weights, Look) else weights[0]
 
 
 def _project_heads(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -14,7 +14,6 @@ A tokenizer is a list of pieces with scores, for byte-pair encoding as in senten
 """
 
 import functools
-import heapq
 import math
 import re
 import struct
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from regard.models.language import LanguageModel
 from regard.models.pretrained.architectures import ARCHITECTURES
-from regard.models.pretrained.folder import Settings, Weights
+from regard.models.pretrained.folder import Settings, Weights, import_tokenizers
 from regard.models.transformer import TextEncoder
 
 _NAMES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
@@ -119,7 +118,7 @@ def _read_sizes(path: Path) -> dict[str, int]:
 
 
 class BinTokenizer:
-    """llama2.c's `tokenizer.bin`.
+    """llama2.c's `tokenizer.bin`, encoded by the package `tokenizers`.
 
     The first three tokens are the unknown one, begin and end of a text; 256 pieces `<0x00>` … `<0xFF>` are bytes, for
     characters without a piece. `encode` starts with `begin`, and with a space before the first word, as in
@@ -131,21 +130,31 @@ class BinTokenizer:
     def __init__(self, path: str | Path) -> None:
         pieces = _read_pieces(Path(path))
         self.pieces = [piece for piece, _ in pieces]
-        self.merges: dict[bytes, tuple[float, int]] = {}  # piece: (-score, id)
-        self.byte: dict[int, int] = {}  # byte: id
-        for number, (piece, score) in enumerate(pieces):
-            raw = re.fullmatch(rb"<0x([0-9A-F]{2})>", piece)
+        vocabulary: dict[str, int] = {}  # the first id of each piece
+        scores: dict[str, float] = {}  # of the pieces that are merged from others
+        for number, (piece, score) in enumerate(pieces[self.end + 1 :], self.end + 1):
+            text = piece.decode("utf-8", errors="replace")
+            vocabulary.setdefault(text, number)
+            raw = re.fullmatch("<0x([0-9A-F]{2})>", text)
             if raw:
-                self.byte[int(raw[1], 16)] = number
-                self.pieces[number] = bytes.fromhex(raw[1].decode())
-            elif number > self.end:
-                self.merges.setdefault(piece, (-score, number))
-        self.mergeable = {number: piece for piece, (_, number) in self.merges.items()}  # id: piece
-        if len(self.byte) < 256:
-            raise ValueError(f"{path} must have a piece <0x00> … <0xFF> for each of 256 bytes, got {len(self.byte)}")
+                self.pieces[number] = bytes.fromhex(raw[1])
+            else:
+                scores.setdefault(text, score)
+        count = len(vocabulary) - len(scores)
+        if count < 256:
+            raise ValueError(f"{path} must have a piece <0x00> … <0xFF> for each of 256 bytes, got {count}")
+        merges = [  # the best score first
+            (text[:middle], text[middle:])
+            for text in sorted(scores, key=scores.__getitem__, reverse=True)
+            for middle in range(1, len(text))
+            if text[:middle] in scores and text[middle:] in scores
+        ]
+        package = import_tokenizers(path)
+        self.inner = package.Tokenizer(package.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<0x00>"))
 
     def encode(self, text: str) -> list[int]:
-        return [self.begin, *self._merge(" " + text)] if text else [self.begin]
+        text = text.encode("utf-8", errors="replace").decode()
+        return [self.begin, *self.inner.encode(" " + text).ids] if text else [self.begin]
 
     def decode(self, ids: Iterable[int]) -> str:
         text, first = b"", False
@@ -157,38 +166,6 @@ class BinTokenizer:
                 text += piece[1:] if first and piece.startswith(b" ") else piece
             first = number == self.begin
         return text.decode("utf-8", errors="replace")
-
-    def _merge(self, text: str) -> list[int]:
-        """Merge neighbours that form a piece, the best score first, the leftmost of equal ones."""
-        ids: list[int] = []  # -1: merged into the neighbour to the left
-        for letter in text:
-            raw = letter.encode("utf-8", errors="replace")
-            ids += [self.merges[raw][1]] if raw in self.merges else [self.byte[byte] for byte in raw]
-        after, before = list(range(1, len(ids) + 1)), list(range(-1, len(ids) - 1))
-        queue: list[tuple[float, int, int, int, int]] = []  # -score, index, its id, the id to the right, the new id
-
-        def propose(left: int) -> None:
-            if left < 0 or after[left] >= len(ids):
-                return
-            one, other = ids[left], ids[after[left]]
-            merged = self.merges.get(self.mergeable.get(one, b"") + self.mergeable.get(other, b""))
-            if one in self.mergeable and other in self.mergeable and merged is not None:
-                heapq.heappush(queue, (merged[0], left, one, other, merged[1]))
-
-        for left in range(len(ids) - 1):
-            propose(left)
-        while queue:
-            _, left, one, other, new = heapq.heappop(queue)
-            right = after[left]
-            if ids[left] != one or right >= len(ids) or ids[right] != other:
-                continue  # one of the two was merged with another piece meanwhile
-            ids[left], ids[right] = new, -1
-            after[left] = after[right]
-            if after[left] < len(ids):
-                before[after[left]] = left
-            propose(before[left])
-            propose(left)
-        return [number for number in ids if number >= 0]
 
 
 def _read_pieces(path: Path) -> list[tuple[bytes, float]]:
