@@ -9,9 +9,8 @@ from rich.table import Table
 
 from regard.estimators import SUBJECTS, subject_module
 from regard.tour import layers
-from regard.tour.findings import Visit
-from regard.tour.html import COLUMNS, PAGE, cells
-from regard.tour.runner import run_stations, select_stations
+from regard.tour.findings import COLUMNS, Visit
+from regard.tour.runner import PAGE, run_stations, select_stations
 
 STATIONS = sorted(
     [*layers.STATIONS, *(each for name in SUBJECTS for each in subject_module(name, "station").STATIONS)],
@@ -49,5 +48,5 @@ def _rows(visit: Visit, heading: bool) -> Table:
         else:
             table.add_column(name, width=7, justify="right")
     for row, seconds in visit.rows:
-        table.add_row(visit.station.title, *cells(row, seconds))
+        table.add_row(visit.station.title, *row.cells(seconds))
     return table

@@ -31,6 +31,19 @@ class Row(NamedTuple):
         """Whether the model is better than its baseline."""
         return self.score < self.baseline_score if self.lower else self.score > self.baseline_score
 
+    def cells(self, seconds: float) -> tuple[str, ...]:
+        """The texts of its COLUMNS, after the first, which is the station."""
+        score, baseline = f"{self.measure} {number(self.score)}", f"{number(self.baseline_score)}, {self.baseline}"
+        return self.data, self.model, score, baseline, f"{seconds:.1f}"
+
+
+COLUMNS = ("Station", "Data", "Model", "Score", "Baseline", "Seconds")
+
+
+def number(value: float) -> str:
+    """Three digits; a tiny number with its power of ten."""
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
 
 class Picture(NamedTuple):
     """A figure."""
@@ -50,23 +63,22 @@ class Passage(NamedTuple):
     passage: str
 
 
-class Saved(NamedTuple):
-    """A model folder, and commands that open it."""
+class Command(NamedTuple):
+    """A command that opens a saved model."""
 
-    folder: Path
-    commands: tuple[str, ...]
+    line: str
 
 
-def command(*words: str | Path) -> str:
+def command(*words: str | Path) -> Command:
     """A command, quoted for a shell.
 
-    >>> command("regard", "info", "my tour/model")
+    >>> command("regard", "info", "my tour/model").line
     "regard info 'my tour/model'"
     """
-    return shlex.join(map(str, words))
+    return Command(shlex.join(map(str, words)))
 
 
-Finding = Row | Picture | Passage | Saved
+Finding = Row | Picture | Passage | Command
 _Findings = Callable[[Path, int, bool], Iterator[Finding]]  # (folder, seed, quick)
 
 
@@ -108,3 +120,18 @@ class Visit:
                 rows.append((finding, spent))
                 spent = 0.0
         return rows
+
+    @property
+    def behind(self) -> list[str]:
+        """The models that are not better than their baselines."""
+        return [row.model for row, _ in self.rows if not row.better]
+
+    @property
+    def exhibits(self) -> list[Picture | Passage]:
+        """What is shown beside the table."""
+        return [finding for finding in self.findings if isinstance(finding, Picture | Passage)]
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines of its commands."""
+        return [finding.line for finding in self.findings if isinstance(finding, Command)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from regard.layers import (
     Block,
@@ -42,25 +43,25 @@ def words() -> Iterator[Finding]:
     vectors = {word: torch.randn(SIZE) for word in sorted(set(_SENTENCE))}
     first, then = (torch.stack([vectors[word] for word in some]) for some in (_SENTENCE, _SWAPPED))
     order = [0, 4, 2, 3, 1]  # SWAPPED is SENTENCE in this order
-    layer, places = SelfAttention(SIZE), Sinusoidal(SIZE)
+    layer, positions = SelfAttention(SIZE), Sinusoidal(SIZE)
     nn.init.normal_(layer.projection.weight, std=0.25)
     with torch.no_grad():
         plain = float((layer(then) - layer(first)[order]).abs().max())
-        placed = float((layer(places(then)) - layer(places(first))[order]).abs().max())
+        placed = float((layer(positions(then)) - layer(positions(first))[order]).abs().max())
         other = torch.cat([first[:-1], torch.randn(1, SIZE)])  # another last word
         after = float((layer(other, mask=causal) - layer(first, mask=causal))[:-1].abs().max())
         without = float((layer(other) - layer(first))[:-1].abs().max())
-        looks = [
-            ("dog bit man", layer.look(first), _SENTENCE),
-            ("man bit dog: same rows", layer.look(then), _SWAPPED),
-            ("… with positions", layer.look(places(then)), _SWAPPED),
-            ("causal: no future", layer.look(first, mask=causal), _SENTENCE),
-        ]
+        looks = {
+            "dog bit man": (layer.look(first), _SENTENCE),
+            "man bit dog: same rows": (layer.look(then), _SWAPPED),
+            "… with positions": (layer.look(positions(then)), _SWAPPED),
+            "causal: no future": (layer.look(first, mask=causal), _SENTENCE),
+        }
     yield Row("two words swapped", "self-attention", "change", plain, "with positions", placed, lower=True)
     yield Row("another last word", "causal mask", "change before", after, "no mask", without, lower=True)
     yield Picture(
         "order",
-        draw_maps([(title, look.numpy(), some) for title, look, some in looks], 5.6),  # type: ignore[union-attr]
+        draw_maps({title: (weights.numpy(), some, some) for title, (weights, some) in looks.items()}, 5.6),  # type: ignore[union-attr]
         "Without positions, it cannot tell who bit whom",
         "A row is a word that looks, a column a word that is looked at; white is 0, dark blue 1. Swap"
         " the words, and the rows of the map are swapped and nothing else: attention is permutation-equivariant."
@@ -100,7 +101,7 @@ def _two_rules(quick: bool) -> Iterator[Finding]:
         train(
             model,
             lambda epoch: [torch.randint(len(_LETTERS), (64, _LENGTH)) for _ in range(100)],
-            lambda letters, model=model: _loss_of(model(letters).flatten(0, 2), _answers(letters).flatten()),  # type: ignore[misc]
+            lambda letters, model=model: cross_entropy(model(letters).flatten(0, 2), _answers(letters).flatten()),  # type: ignore[misc]
             Recipe(torch.optim.Adam(model.parameters(), lr=5e-3), epochs=2 if quick else 5),
             monitor=Monitor("a block learns two rules"),
         )
@@ -110,29 +111,22 @@ def _two_rules(quick: bool) -> Iterator[Finding]:
     yield Row(
         f"{_LENGTH} letters, two rules", f"a block, {HEADS} heads", "accuracy", scores[0], "no positions", scores[1]
     )
-    with torch.no_grad(), watch(models[0]) as seen:
-        models[0](test[:1])
-    (found,) = seen.values()
-    shown = [_LETTERS[letter] for letter in test[0].tolist()]
-    place = torch.arange(_LENGTH)
-    place = place[(place - 1) % _LENGTH != _LENGTH - 1 - place]  # where the rules ask for two letters
-    on = [[float(weights[place, rule].mean()) for rule in (place - 1, _LENGTH - 1 - place)] for weights in found[0][0]]
-    said = "; ".join(f"head {number} {on[number][0]:.0%} and {on[number][1]:.0%}" for number in range(HEADS))
-    maps = [(f"head {number}", weights.numpy(), shown) for number, weights in enumerate(found[0][0])]
+    heads = _watched_weights(models[0], test[:1])  # [heads, length, length]
+    index = torch.arange(_LENGTH)
+    index = index[(index - 1) % _LENGTH != _LENGTH - 1 - index]  # where the rules ask for two letters
+    before, opposite = (heads[:, index, rule].mean(dim=1).tolist() for rule in (index - 1, _LENGTH - 1 - index))
+    fractions = "; ".join(f"head {number} {before[number]:.0%} and {opposite[number]:.0%}" for number in range(HEADS))
+    letters = [_LETTERS[letter] for letter in test[0].tolist()]
+    maps = {f"head {number}": (weights.numpy(), letters, letters) for number, weights in enumerate(heads)}
     yield Picture(
         "heads",
         draw_maps(maps, 3.0),
         "Two rules, two heads: they have shared the work",
         "The block must say, at each place, the letter before it and the letter as far from the other end. Nobody told"
         " a head what to look at. Of their weight, one place back and at the opposite place, they have come to put:"
-        f" {said}. Without positions both rules are guessing: {scores[1]:.0%} right.",
-        f"Two maps of ten letters by ten. Weights just below the diagonal and on the anti-diagonal: {said}.",
+        f" {fractions}. Without positions both rules are guessing: {scores[1]:.0%} right.",
+        f"Two maps of ten letters by ten. Weights just below the diagonal and on the anti-diagonal: {fractions}.",
     )
-
-
-def _loss_of(logits: Tensor, target: Tensor) -> Tensor:
-    """The mean -log p of the targets."""
-    return nn.functional.cross_entropy(logits, target)
 
 
 def _digit_network(attention: bool) -> nn.Sequential:
@@ -162,7 +156,7 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
         train(
             network,
             lambda epoch: list(torch.split(torch.randperm(LEARNED), 64)),
-            lambda some, network=network: _loss_of(network(x[some]), y[some]),  # type: ignore[misc]
+            lambda some, network=network: cross_entropy(network(x[some]), y[some]),  # type: ignore[misc]
             Recipe(torch.optim.Adam(network.parameters(), lr=1e-2), epochs=4 if quick else 20),
             monitor=Monitor("a ConvNet learns digits"),
         )
@@ -182,16 +176,21 @@ def grids(seed: int, quick: bool) -> Iterator[Finding]:
     )
 
 
+def _watched_weights(model: nn.Module, one: Tensor) -> Tensor:
+    """The weights [heads, queries, keys] of a model's only attention, for a batch of one."""
+    with torch.no_grad(), watch(model) as weights:
+        model(one)
+    ((weight,),) = weights.values()
+    return weight[0]
+
+
 def _draw_looks(network: nn.Sequential, x: Tensor, y: Tensor) -> Any:
     """What the three inkiest cells that stand apart look at, in a digit of three kinds; the mean of the heads."""
     images, looks = [], []
     for kind in (0, 4, 9):
-        place = LEARNED + int((y[LEARNED:] == kind).nonzero()[0])
-        image = x[place, 0]
-        with torch.no_grad(), watch(network) as seen:
-            network(x[place : place + 1])
-        (found,) = seen.values()
-        weights = found[0][0].mean(dim=0).view(-1, *image.shape)
+        index = LEARNED + int((y[LEARNED:] == kind).nonzero()[0])
+        image = x[index, 0]
+        weights = _watched_weights(network, x[index : index + 1]).mean(dim=0).view(-1, *image.shape)  # [cells, 8, 8]
         cells: list[tuple[int, int]] = []
         for cell in image.flatten().argsort(descending=True).tolist():
             y_, x_ = divmod(cell, image.shape[1])

@@ -2,8 +2,11 @@
 
 Each station has its own folder, its own progress bar and its own random numbers from one seed: alone it yields the
 same as among the others. If one fails, its findings so far stay, its error is shown, and the next one starts.
+
+The page is one HTML file that contains its pictures, loads nothing and runs no script. Its template is `page.html`.
 """
 
+import base64
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -12,10 +15,11 @@ from pathlib import Path
 
 import torch
 
+from regard.files import write_text
 from regard.progress import ProgressBar
-from regard.tour.findings import Picture, Station, Visit
-from regard.tour.html import check_page, write_page
+from regard.tour.findings import COLUMNS, Picture, Station, Visit
 
+PAGE, _TITLE = "index.html", "<title>The tour of Regard</title>"
 _DPI = 200
 
 
@@ -33,19 +37,39 @@ def run_stations(stations: Sequence[Station], out: Path, seed: int = 0, quick: b
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; the tour needs a folder")
     out.mkdir(parents=True, exist_ok=True)
-    check_page(out)
+    _check_page(out / PAGE)
     done: list[Visit] = []
     try:
         for number, station in enumerate(stations, 1):
             describe = f"{station.title} ({number} of {len(stations)})"
             done.append(_visit(station, out / station.name, seed, quick, describe))
-            write_page(out, done, left=len(stations) - number, quick=quick)
+            _write_page(out, done, left=len(stations) - number, quick=quick)
             yield done[-1]
     except KeyboardInterrupt:
         if not done:
             raise
-        path = write_page(out, done, left=len(stations) - len(done), quick=quick, stopped=True)
-        raise KeyboardInterrupt(f"the results so far are in {path}") from None
+        _write_page(out, done, left=len(stations) - len(done), quick=quick, stopped=True)
+        raise KeyboardInterrupt(f"the results so far are in {out / PAGE}") from None
+
+
+def _check_page(path: Path) -> None:
+    """Raise rather than overwrite a page that the tour did not write."""
+    if path.exists() and _TITLE not in path.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{path} was not written by the tour and would be overwritten: choose another folder")
+
+
+def _write_page(out: Path, done: Sequence[Visit], left: int, quick: bool, stopped: bool = False) -> None:
+    """Write the page with the stations so far; `left` is the number of stations that are missing."""
+    from jinja2 import Template  # torch needs it too
+
+    def image(station: str, name: str) -> str:
+        """The content of a picture's file, as text."""
+        return base64.b64encode((out / station / f"{name}.png").read_bytes()).decode()
+
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    template = Template(text, autoescape=True, trim_blocks=True)
+    state = {"left": left, "quick": quick, "stopped": stopped}
+    write_text(out / PAGE, template.render(done=done, **state, columns=COLUMNS, image=image, zip=zip))
 
 
 def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str) -> Visit:

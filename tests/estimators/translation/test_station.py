@@ -18,4 +18,4 @@ def test_the_exact_fraction_is_of_dates_without_any_mistake():
 
 def test_stations_have_their_chapters_and_commands_that_can_be_typed():
     assert [(station.name, station.chapter) for station in STATIONS] == [("seq2seq", 3), ("transformer", 6)]
-    assert translate_command(Path("a b")) == "echo 'Tuesday, 9 August 1988' | regard translate 'a b'"
+    assert translate_command(Path("a b")).line == "echo 'Tuesday, 9 August 1988' | regard translate 'a b'"

@@ -20,7 +20,7 @@ from regard.data.samples import noisy_curve
 from regard.estimators import NadarayaWatson
 from regard.scores import Gaussian
 from regard.tour.figures import tall_figure
-from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
+from regard.tour.findings import Finding, Picture, Row, Station, command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,8 +90,7 @@ def _visit_curve(seed: int) -> Iterator[Finding]:
     yield Row(data, _FIXED, "error", fits.errors[_FIXED], _AVERAGE, fits.errors[_AVERAGE], lower=True)
     yield Row(data, _LEARNED, "error", fits.errors[_LEARNED], _AVERAGE, fits.errors[_AVERAGE], lower=True)
     figure = tall_figure(3.6)
-    axes = plots.hide_frame(figure.add_subplot())
-    draw_fits(fits, axes)
+    draw_fits(fits, figure.add_subplot())
     yield Picture(
         "fits",
         figure,
@@ -135,8 +134,7 @@ def _visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     new = X.iloc[test].reset_index(drop=True)
     evidence = model.evidence(new[:1], top=5)
     figure = tall_figure(3.0)
-    axes = plots.hide_frame(figure.add_subplot())
-    evidence.plot(0, axes=axes)
+    axes = evidence.plot(0, axes=figure.add_subplot())
     predicted, true = float(model.predict(new[:1])[0]), float(y.iloc[test[0]])
     axes.set_title(f"Predicted {predicted:.0f}; a year later it was {true:.0f}", loc="left")
     yield Picture(
@@ -152,14 +150,9 @@ def _visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     new.to_csv(folder / "new_patients.csv", index=False)
     saved = model.save(folder / "diabetes")
     arguments = saved, folder / "new_patients.csv"
-    yield Saved(
-        saved,
-        (
-            command("regard", "predict", *arguments, "--std"),
-            command("regard", "evidence", *arguments, "--top", "3"),
-            command("regard", "info", saved),
-        ),
-    )
+    yield command("regard", "predict", *arguments, "--std")
+    yield command("regard", "evidence", *arguments, "--top", "3")
+    yield command("regard", "info", saved)
 
 
 def _nearest_neighbours() -> "GridSearchCV":
@@ -180,7 +173,7 @@ STATIONS = (
         "Nadaraya and Watson, 1964: training points are the keys, their targets the values, a new point is the query."
         " It is attention with nothing learned, or with one number, the bandwidth.",
         visit,
-        findings=7,
+        findings=9,
         chapter=1,
     ),
 )

@@ -6,15 +6,18 @@ Transformer: x ← x + heads(norm(x)), x ← x + feed_forward(norm(x))
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from regard.data.samples import dates, held_out_dates
 from regard.estimators.translation.estimator import Translator
 from regard.estimators.translation.evidence import Alignment
-from regard.tour.figures import draw_alignments
-from regard.tour.findings import Finding, Picture, Row, Saved, Station, command
+from regard.tour.figures import draw_maps
+from regard.tour.findings import Command, Finding, Picture, Row, Station, command
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SETTINGS: dict[str, Any] = {
     "tokens": "characters",
@@ -54,7 +57,7 @@ def _visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         folders.append(translator.save(folder / model))
     yield Picture(
         "alignment",
-        draw_alignments(alignments),
+        _draw_alignments(alignments),
         "The year is read where the year stands",
         "A row is a character of the translation, dark is where it looked in the date as it was written. Nobody told"
         " the model which character belongs to which: the alignment is what it found useful. The ■ is the end.",
@@ -62,7 +65,8 @@ def _visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         " its name, those of the day at the day.",
     )
     for saved in folders:
-        yield Saved(saved, (translate_command(saved), command("regard", "info", saved)))
+        yield translate_command(saved)
+        yield command("regard", "info", saved)
 
 
 def _visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
@@ -75,20 +79,25 @@ def _visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding
     yield Row("dates", "Transformer, 2 blocks", "exact", score, "rnn, one context", baseline)
     yield Picture(
         "alignment",
-        draw_alignments({"Transformer, the mean of its heads": translator.evidence(_DATE, _ISO_DATE)}),
+        _draw_alignments({"Transformer, the mean of its heads": translator.evidence(_DATE, _ISO_DATE)}),
         "The same alignment, without recurrence",
         "Each block of the decoder looks at the encoder's rows with four heads; this is the mean of all eight. A row"
         " has seen all others before it is looked at: a look can mean more than the character that stands there.",
         f"A heat map of {_ISO_DATE} by {_DATE!r}: the rows of the year are dark at the year, the others"
         " at the month and the day.",
     )
-    saved = translator.save(folder / "dates")
-    yield Saved(saved, (translate_command(saved),))
+    yield translate_command(translator.save(folder / "dates"))
 
 
-def translate_command(folder: Path) -> str:
+def _draw_alignments(alignments: dict[str, Alignment]) -> "Figure":
+    """The maps of alignments, by the names of their models, below each other."""
+    maps = {name: (one.weight, one.source, one.target) for name, one in alignments.items()}
+    return draw_maps(maps, 0.3 + 3.15 * len(maps), columns=1, labels=("looks at", "writes"))
+
+
+def translate_command(folder: Path) -> Command:
     """The command that translates the date of the picture."""
-    return f"{command('echo', _DATE)} | {command('regard', 'translate', folder)}"
+    return Command(f"{command('echo', _DATE).line} | {command('regard', 'translate', folder).line}")
 
 
 STATIONS = (
@@ -99,7 +108,7 @@ STATIONS = (
         " beginning is lost; with attention, each step looks for itself (Bahdanau and others 2015, Luong and others"
         " 2015).",
         _visit_recurrent,
-        findings=5,
+        findings=7,
         chapter=3,
     ),
     Station(

@@ -14,7 +14,7 @@ import numpy as np
 from regard.estimators.writing.estimator import Writer
 from regard.estimators.writing.evidence import TextEvidence
 from regard.tour.figures import draw_maps
-from regard.tour.findings import Finding, Passage, Picture, Row, Saved, Station, command
+from regard.tour.findings import Finding, Passage, Picture, Row, Station, command
 
 _HELD_OUT = 20_000
 """The number of characters at the end of the text that measure a model; nothing is trained on them."""
@@ -56,21 +56,21 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     )
     yield heads_picture(writer.evidence(LINE, top=len(LINE)))
     saved = writer.save(folder / "writer")
-    writing = command("regard", "write", saved, "--prompt", _PROMPT, "--temperature", "0.6")
-    yield Saved(saved, (writing, command("regard", "info", saved)))
+    yield command("regard", "write", saved, "--prompt", _PROMPT, "--temperature", "0.6")
+    yield command("regard", "info", saved)
 
 
 def heads_picture(evidence: TextEvidence) -> Picture:
     """The attention of the heads with the largest weights."""
-    characters = [character.replace(" ", "␣") for character in evidence.tokens]
-    maps = [
-        (f"block {block}, head {head}", evidence.matrix(block, head), characters)
-        for block, head in np.ndindex(*evidence.index.shape[:2])
-    ]
-    sharpest = sorted(maps, key=lambda each: -each[1].max(axis=1)[1:].mean())[:HEADS]
+    maps = {(block, head): evidence.matrix(block, head) for block, head in np.ndindex(*evidence.index.shape[:2])}
+    sharpest = sorted(maps, key=lambda head: -maps[head].max(axis=1)[1:].mean())[:HEADS]
+    shown = {
+        f"block {block}, head {head}": (maps[block, head], evidence.tokens, evidence.tokens)
+        for block, head in sorted(sharpest)
+    }
     return Picture(
         "heads",
-        draw_maps(sorted(sharpest, key=lambda each: each[0]), 5.4),
+        draw_maps(shown, 5.4),
         "Heads look at different things, and never ahead",
         f"The {HEADS} of {len(maps)} heads that look most sharply. A row is a character that looks back, dark is what"
         " it looks at. Nothing is above the diagonal: the mask is causal.",
@@ -95,7 +95,7 @@ STATIONS = (
         "The language model",
         "A Transformer without an encoder, trained to predict the next character: it writes.",
         visit,
-        findings=4,
+        findings=5,
         chapter=7,
     ),
 )
