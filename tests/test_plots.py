@@ -109,13 +109,14 @@ def test_charts_draw_on_given_axes_and_are_saved_without_a_display(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plots.fit_curve([1, 2], [1], [1], {}), "y and x must have the same length, got 1 and 2"),
-        (lambda: plots.fit_curve([1], [1], [1, 2], {"f": [1]}), "f and grid must have the same length, got 1 and 2"),
-        (lambda: plots.fit_curve([[1, 2]], [1], [1], {}), r"x must have one axis, got shape \[1, 2\]"),
+        (lambda: plots.fit_curve([1, 2], [1], [1], {}), r"y must be \[2\], got shape \[1\]"),
+        (lambda: plots.fit_curve([1], [1], [1, 2], {"f": [1]}), r"f must be \[2\], got shape \[1\]"),
+        (lambda: plots.fit_curve([[1, 2]], [1], [1], {}), r"x must be \[n\], got shape \[1, 2\]"),
         (lambda: plots.fit_curve([1], [1], [1], {"f": [1]}, spread={"g": [1]}), r"spread names \['g'\]"),
         (lambda: plots.weight_map([1.0, 2.0]), r"weights must be \[queries, keys\], got shape \[2\]"),
         (lambda: plots.weight_map([[1.0, 2.0]], keys=[1]), r"keys must be \[2\].*got shape \[1\]"),
-        (lambda: plots.evidence_bars(["a"], [0.5, 0.5], 0), "got 1 labels, 2 weights"),
+        (lambda: plots.evidence_bars(["a"], [0.5, 0.5], 0), r"weights must be \[1\], got shape \[2\]"),
+        (lambda: plots.evidence_bars(["a"], [0.5], 0, values=[1, 2]), r"values must be \[1\], one per label, got 2"),
         (lambda: plots.error_curves([1, 2], {"a": [[1.0, 2.0, 3.0]]}), r"'a' must be \[repeats, 2\], got .*\[1, 3\]"),
         (lambda: plots.error_curves([1], {"a": [[1.0]]}, {"b": 3}), r"parameters names \['b'\].*\['a'\]"),
     ],
@@ -161,7 +162,7 @@ def test_weights_may_require_a_gradient():
     weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]], requires_grad=True)
     assert plots.weight_map(weights).images[0].get_array().shape == (2, 2)
     assert plots.alignment_map(weights, ["a", "b"], ["c", "d"]).images[0].get_array()[1, 1] == pytest.approx(0.8)
-    with pytest.raises(ValueError, match=r"must be \[0, 2\], queries by keys, and not empty, got shape \[0, 2\]"):
+    with pytest.raises(ValueError, match=r"weights must be \[queries, 2\], got shape \[0, 2\]"):
         plots.alignment_map(np.zeros((0, 2)), ["a", "b"], [])
 
 
@@ -276,12 +277,17 @@ def test_a_word_without_weight_is_dark():
 @pytest.mark.parametrize(
     ("image", "words", "weights", "message"),
     [
-        (photo(), ["a"], np.ones((2, 3, 3)), r"weights must be \[1, rows, columns\], one per word, got \[2, 3, 3\]"),
-        (photo(), ["a"], np.ones((1, 9)), r"got \[1, 9\]"),
+        (photo(), ["a"], np.ones((2, 3, 3)), r"weights must be \[1, rows, columns\], got shape \[2, 3, 3\]"),
+        (photo(), ["a"], np.ones((1, 9)), r"got shape \[1, 9\]"),
         (photo(), ["a"], -np.ones((1, 3, 3)), "weights must be finite and 0 or more, got -1 to -1"),
         (photo(), ["a"], np.full((1, 3, 3), np.nan), "weights must be finite and 0 or more, got nan"),
-        (photo() * 1.0, ["a"], np.ones((1, 3, 3)), r"image must be .* floats from 0 to 1, got float64 \[30, 42, 3\]"),
-        (np.zeros((4, 4, 2), np.uint8), ["a"], np.ones((1, 3, 3)), r"got uint8 \[4, 4, 2\]"),
+        (
+            photo() * 1.0,
+            ["a"],
+            np.ones((1, 3, 3)),
+            r"image must be .* floats from 0 to 1, got float64 of shape \[30, 42, 3\]",
+        ),
+        (np.zeros((4, 4, 2), np.uint8), ["a"], np.ones((1, 3, 3)), r"got uint8 of shape \[4, 4, 2\]"),
     ],
 )
 def test_images_words_and_weights_of_wrong_shape_raise(image, words, weights, message):
@@ -290,7 +296,7 @@ def test_images_words_and_weights_of_wrong_shape_raise(image, words, weights, me
 
 
 def test_marks_need_one_cell_per_word():
-    with pytest.raises(ValueError, match=r"marks must be \[1, 2\], a row and column per word, got \[2\]"):
+    with pytest.raises(ValueError, match=r"marks must be \[1, 2\], got shape \[2\]"):
         image_strip(photo(), ["a"], np.ones((1, 3, 3)), marks=[1, 2])
 
 

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from regard.data.images import as_uint8
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -60,30 +62,23 @@ def fit_curve(
     >>> [text.get_text() for text in axes.get_legend().get_texts()]
     ['data', 'truth', 'too flat']
     """
-    x, y, grid = vector(x, "x"), vector(y, "y"), vector(grid, "grid")
-    check_lengths("y", y, "x", x)
+    x, grid = _as_array("x", x, "n"), _as_array("grid", grid, "m")
+    y = _as_array("y", y, len(x))
     axes = axes or new_axes(7, 4.5)
     order = np.argsort(grid, kind="stable")
-
-    def on_grid(values: ArrayLike, name: str) -> Floats:
-        """Values at the points of the grid, sorted as they are drawn."""
-        array = vector(values, name)
-        check_lengths(name, array, "grid", grid)
-        return array[order]
-
     unknown = set(spread or {}) - set(predictions)
     if unknown:
         raise ValueError(f"spread names {sorted(unknown)}, which are not among the predictions {list(predictions)}")
     axes.scatter(x, y, s=22, color=GREY, edgecolors="white", linewidths=0.6, zorder=2, label="data")
     at = grid[order]
     if truth is not None:
-        line = on_grid(truth, "truth")
+        line = _as_array("truth", truth, len(grid))[order]
         axes.plot(at, line, color=_INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
     for index, (name, fit) in enumerate(predictions.items()):
-        colour, line = CYCLE[index % len(CYCLE)], on_grid(fit, name)
+        colour, line = CYCLE[index % len(CYCLE)], _as_array(name, fit, len(grid))[order]
         axes.plot(at, line, color=colour, linewidth=2.2, zorder=4, label=name)
         if spread is not None and name in spread:
-            band = on_grid(spread[name], name)
+            band = _as_array(f"spread of {name}", spread[name], len(grid))[order]
             axes.fill_between(at, line - band, line + band, color=colour, alpha=0.18, linewidth=0, zorder=1)
     axes.set(xlabel="x", ylabel="y")
     axes.margins(x=0.02)
@@ -111,9 +106,7 @@ def weight_map(
     """
     from matplotlib.ticker import MaxNLocator
 
-    weights = matrix(weights)
-    if weights.ndim != 2 or not weights.size:
-        raise ValueError(f"weights must be [queries, keys], got shape {list(weights.shape)}")
+    weights = _as_array("weights", weights, "queries", "keys")
     axes = axes or new_axes(5.5, 4.5)
     rows, row_names = _sort_by(queries, weights.shape[0], "queries")
     columns, column_names = _sort_by(keys, weights.shape[1], "keys")
@@ -155,12 +148,7 @@ def alignment_map(
     >>> [label.get_text() for label in axes.get_xticklabels()]
     ['ein', 'Hund']
     """
-    weights = matrix(weights)
-    if weights.shape != (len(queries), len(keys)) or not weights.size:
-        raise ValueError(
-            f"weights must be [{len(queries)}, {len(keys)}], queries by keys, and not empty, got shape"
-            f" {list(weights.shape)}"
-        )
+    weights = _as_array("weights", weights, len(queries) or "queries", len(keys) or "keys")
     width = max(_TITLE_WIDTH, 1.6 + 0.3 * len(keys))
     axes = axes or new_axes(min(16, width), min(16, 1.2 + 0.28 * len(queries)))
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
@@ -198,10 +186,9 @@ def evidence_bars(
     """
     from matplotlib.ticker import PercentFormatter
 
-    weights = vector(weights, "weights")
-    if len(labels) != len(weights) or (values is not None and len(values) != len(weights)):
-        counts = f"{len(labels)} labels, {len(weights)} weights" + ("" if values is None else f", {len(values)} values")
-        raise ValueError(f"labels, weights and values must have the same length, got {counts}")
+    weights = _as_array("weights", weights, len(labels))
+    if values is not None and len(values) != len(labels):
+        raise ValueError(f"values must be [{len(labels)}], one per label, got {len(values)}")
     axes = axes or new_axes(6, 1.2 + 0.36 * (len(weights) + 1))
     sizes = np.append(weights, float(rest))
     colours = [*(BLUE if weight >= 0 else VERMILION for weight in weights), GREY]
@@ -246,7 +233,7 @@ def error_curves(
     """
     from matplotlib.ticker import NullLocator, ScalarFormatter
 
-    counts, sizes = vector(counts, "counts"), dict(parameters or {})
+    counts, sizes = _as_array("counts", counts, "n"), dict(parameters or {})
     axes = axes or new_axes(6.5, 4.5)
     unknown = set(sizes) - set(errors)
     if unknown:
@@ -254,9 +241,7 @@ def error_curves(
     axes.axhline(1, color=_INK, linestyle=(0, (5, 2)), linewidth=1.0, zorder=1)
     bars: list[int] = []
     for index, (name, values) in enumerate(errors.items()):
-        repeats = np.asarray(values, dtype=np.float64)
-        if repeats.ndim != 2 or repeats.shape[1] != len(counts):
-            raise ValueError(f"errors of {name!r} must be [repeats, {len(counts)}], got shape {list(repeats.shape)}")
+        repeats = _as_array(f"errors of {name!r}", values, "repeats", len(counts))
         colour, marker = CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
         label = f"{name}: {sizes[name]} parameters" if name in sizes else name
         axes.fill_between(counts, repeats.min(0), repeats.max(0), color=colour, alpha=0.15, linewidth=0, zorder=2)
@@ -302,13 +287,13 @@ def image_strip(
     >>> [axes.get_title() for axes in image_strip(image, ["a", "dog"], weights)]
     ['', 'a', 'dog']
     """
-    pixels, weights = _as_pixels(image), np.asarray(weights, dtype=np.float64)
-    if weights.ndim != 3 or len(weights) != len(words) or not all(weights.shape[1:]):
-        raise ValueError(f"weights must be [{len(words)}, rows, columns], one per word, got {list(weights.shape)}")
+    pixels = as_uint8(np.asarray(image)) / 255.0
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, axis=-1)  # [height, width] → [height, width, 3]
+    weights = _as_array("weights", weights, len(words), "rows", "columns")
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError(f"weights must be finite and 0 or more, got {weights.min():g} to {weights.max():g}")
-    if marks is not None and np.shape(marks) != (len(words), 2):
-        raise ValueError(f"marks must be [{len(words)}, 2], a row and column per word, got {list(np.shape(marks))}")
+    centres = None if marks is None else _as_array("marks", marks, len(words), 2) + 0.5
     panels = list(_new_panels(len(words) + 1) if axes is None else axes)
     if len(panels) != len(words) + 1:
         raise ValueError(f"axes must be {len(words) + 1}, for the image and each word, got {len(panels)}")
@@ -320,8 +305,8 @@ def image_strip(
         show(panel, grey + brightness[..., None] * (pixels - grey), word)
         if brightness.min() < _CONTOUR < brightness.max():
             panel.contour(brightness, levels=[_CONTOUR], colors=[_ORANGE], linewidths=1.2)
-        if marks is not None:
-            row, column = (np.asarray(marks)[index] + 0.5) / weight.shape * pixels.shape[:2] - 0.5
+        if centres is not None:
+            row, column = centres[index] / weight.shape * pixels.shape[:2] - 0.5
             panel.plot(column, row, "X", color=_SKY, markersize=10, markeredgecolor="white")
     return panels
 
@@ -339,37 +324,27 @@ def hide_frame(axes: "Axes") -> "Axes":
     return axes
 
 
-def matrix(values: ArrayLike | Tensor) -> Floats:
-    """Numbers as an array, also from a tensor that requires a gradient."""
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+def _as_array(
+    name: str, values: ArrayLike | Tensor, *shape: int | str, dtype: type | None = np.float64
+) -> NDArray[Any]:
+    """Values as an array of this shape, where a name stands for a size of at least 1.
 
-
-def vector(values: ArrayLike, name: str) -> Floats:
-    """Numbers [n], also from a column [n, 1]."""
-    array = _one_axis(np.asarray(values, dtype=np.float64))
-    if array.ndim != 1:
-        raise ValueError(f"{name} must have one axis, got shape {list(array.shape)}")
+    A column [n, 1] becomes [n], and a tensor may require a gradient.
+    """
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=dtype)
+    if len(shape) == 1 and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    sizes = [max(1, size) if isinstance(must, str) else must for must, size in zip(shape, array.shape, strict=False)]
+    if len(shape) != array.ndim or sizes != list(array.shape):
+        raise ValueError(f"{name} must be [{', '.join(map(str, shape))}], got shape {list(array.shape)}")
     return array
-
-
-def _one_axis(array: NDArray[Any]) -> NDArray[Any]:
-    """An array [n] from a column [n, 1]; any other array as it is."""
-    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-
-
-def check_lengths(name: str, array: Floats, other: str, like: Floats) -> None:
-    """Raise unless two arrays have the same length."""
-    if len(array) != len(like):
-        raise ValueError(f"{name} and {other} must have the same length, got {len(array)} and {len(like)}")
 
 
 def _sort_by(values: ArrayLike | None, count: int, name: str) -> tuple[NDArray[np.intp], NDArray[Any] | None]:
     """The order of rows or columns by their values, and the sorted values as labels."""
     if values is None:
         return np.arange(count), None
-    labels = _one_axis(np.asarray(values))
-    if labels.shape != (count,):
-        raise ValueError(f"{name} must be [{count}], as many as the weights have, got shape {list(labels.shape)}")
+    labels = _as_array(name, values, count, dtype=None)
     order = np.argsort(labels, kind="stable")
     return order, labels[order]
 
@@ -407,20 +382,6 @@ def interpolation(cells: int, pixels: int) -> Floats:
     position = (np.arange(pixels) + 0.5) * cells / pixels - 0.5
     near = np.exp(-0.5 * ((position[:, None] - np.arange(cells)) / SMOOTHING) ** 2)
     return np.asarray(near / near.sum(axis=1, keepdims=True))
-
-
-def _as_pixels(image: ArrayLike) -> Floats:
-    """Floats from 0 to 1, [height, width, 3]."""
-    array = np.asarray(image)
-    floats = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
-    # [height, width] → [height, width, 3]
-    floats = np.repeat(floats[..., None], 3, axis=-1) if floats.ndim == 2 else floats
-    if floats.ndim != 3 or floats.shape[2] != 3 or not floats.size or not (floats.min() >= 0 and floats.max() <= 1):
-        raise ValueError(
-            "image must be [height, width, 3] or [height, width], uint8 or floats from 0 to 1,"
-            f" got {array.dtype} {list(array.shape)}"
-        )
-    return floats
 
 
 def _new_panels(count: int) -> "list[Axes]":

@@ -68,7 +68,7 @@ def read_image(source: ImageSource, size: int) -> _Pixels:
         return _read_image_file(Path(source), size, package)
     if isinstance(source, package.Image.Image):
         return _scale_middle(_to_opaque(source, "the image", package), size, package)
-    return _scale_middle(package.Image.fromarray(_as_uint8(np.asarray(source))), size, package)
+    return _scale_middle(package.Image.fromarray(as_uint8(np.asarray(source))), size, package)
 
 
 def read_images(sources: Sequence[ImageSource], size: int) -> _Pixels:
@@ -149,7 +149,7 @@ def _scale_middle(image: "Image.Image", size: int, package: ModuleType) -> _Pixe
     return np.asarray(image.convert("RGB").resize((size, size), package.Image.Resampling.BICUBIC, box=box))
 
 
-def _as_uint8(array: NDArray[Any]) -> _Pixels:
+def as_uint8(array: NDArray[Any]) -> _Pixels:
     """An array as uint8 pixels; raises if its shape, type or range is not that of an image."""
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     has_type = array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating)
