@@ -107,7 +107,7 @@ def test_the_words_of_a_date_are_its_iso_date_in_one_of_the_formats():
 
 @pytest.mark.parametrize(("day", "words"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")])
 def test_ordinals(day, words):
-    assert format_date(datetime.date(2000, 1, day), "{day}{th}") == words
+    assert format_date(datetime.date(2000, 1, day), "{0.day}{th}") == words
 
 
 def colour_indices(image):

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 from regard.data.images import ImageSource, read_image, read_images
 from regard.files import atomic_write, remove_leftovers
-from regard.models.image_encoders import check_grid, eval_mode
+from regard.models.image_encoders import check_grid
 from regard.progress import ProgressBar
+from regard.torch_modes import restored_modes
 
 _FORMAT = "1"
 """Must change if images are read, or files written, in another way."""
@@ -181,8 +182,8 @@ def encode(cache: _Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]
     for start in range(0, len(sources), BATCH):
         some = sources[start : start + BATCH]
         prepared = encoder.prepare(read_images(some, encoder.image_size))  # type: ignore[operator, arg-type]
-        with eval_mode(encoder), torch.inference_mode():
-            grids = encoder(prepared.to(device)).float().cpu().movedim(1, -1)  # [n, height, width, channels]
+        with restored_modes(encoder), torch.inference_mode():
+            grids = encoder.eval()(prepared.to(device)).float().cpu().movedim(1, -1)  # [n, height, width, channels]
         stored: Tensor = grids.to(dtype).contiguous()
         for number, is_finite in enumerate(stored.isfinite().flatten(1).all(1).tolist()):
             if not is_finite:

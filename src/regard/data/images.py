@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
@@ -42,16 +41,6 @@ _LISTED = 5
 """The number of names that a message lists."""
 
 
-def _import_pillow() -> ModuleType:
-    """The package Pillow; an error says how to install it."""
-    try:
-        import PIL.Image
-        import PIL.ImageOps
-    except ImportError:
-        raise ModuleNotFoundError(f"images need the package pillow: {INSTALL}") from None
-    return PIL
-
-
 def read_image(source: ImageSource, size: int) -> _Pixels:
     """The middle square of an image, scaled to uint8 [size, size, 3].
 
@@ -63,12 +52,15 @@ def read_image(source: ImageSource, size: int) -> _Pixels:
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
-    package = _import_pillow()
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ModuleNotFoundError(f"images need the package pillow: {INSTALL}") from None
     if isinstance(source, str | os.PathLike):
-        return _read_image_file(Path(source), size, package)
-    if isinstance(source, package.Image.Image):
-        return _scale_middle(_to_opaque(source, "the image", package), size, package)
-    return _scale_middle(package.Image.fromarray(as_uint8(np.asarray(source))), size, package)
+        return _read_image_file(Path(source), size)
+    if isinstance(source, Image.Image):
+        return _scale_middle(_to_opaque(source, "the image"), size)
+    return _scale_middle(Image.fromarray(as_uint8(np.asarray(source))), size)
 
 
 def read_images(sources: Sequence[ImageSource], size: int) -> _Pixels:
@@ -79,25 +71,26 @@ def read_images(sources: Sequence[ImageSource], size: int) -> _Pixels:
         return np.stack(list(pool.map(read_image, sources, repeat(size))))
 
 
-def _read_image_file(path: Path, size: int, package: ModuleType) -> _Pixels:
+def _read_image_file(path: Path, size: int) -> _Pixels:
     """The image in a file; an error names the file and says what to do."""
+    from PIL import Image, UnidentifiedImageError
+
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; an image is a file")
     if not path.exists():
         raise FileNotFoundError(f"there is no image {path}")
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty: fetch or copy the image again")
-    pillow = package.Image
     try:
-        with pillow.open(path) as image:
-            _check_pixels(path, image.width * image.height)
+        with Image.open(path) as image:
+            pixels = image.width * image.height
+            if pixels > _MAX_PIXELS:
+                raise _ImageError(f"{path} must have at most {_MAX_PIXELS:,} pixels, got {pixels:,}: scale it down")
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size
-            return _scale_middle(_to_opaque(image, str(path), package), size, package)
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        count = re.search(r"\d+", str(error))
-        _check_pixels(path, int(count[0]) if count else 2 * _MAX_PIXELS)
-        raise _ImageError(f"{path} exceeds Pillow's own limit: {error}") from None
-    except package.UnidentifiedImageError:
+            return _scale_middle(_to_opaque(image, str(path)), size)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(f"{path} has more pixels than Pillow's own limit: scale it down ({error})") from None
+    except UnidentifiedImageError:
         raise ValueError(f"{path} is not an image that Pillow can read: convert it to PNG or JPEG") from None
     except (_ImageError, MemoryError):
         raise
@@ -109,24 +102,17 @@ class _ImageError(ValueError):
     """An error with a message of ours, as distinct from Pillow's errors."""
 
 
-def _check_pixels(path: Path, pixels: int) -> None:
-    """Raise on too many pixels, before any is decoded."""
-    if pixels > _MAX_PIXELS:
-        raise _ImageError(f"{path} must have at most {_MAX_PIXELS:,} pixels, got {pixels:,}: scale it down")
+def _to_opaque(image: "Image.Image", name: str) -> "Image.Image":
+    """The image rotated by its EXIF tag, on white where it is transparent, with 8 bits."""
+    from PIL import Image, ImageOps
 
-
-def _to_opaque(image: "Image.Image", name: str, package: ModuleType) -> "Image.Image":
-    """The image rotated by its EXIF tag, in RGB, on white where it is transparent."""
-    image = package.ImageOps.exif_transpose(image)
+    image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
-        opaque: Image.Image = package.Image.fromarray(_to_eight_bits(image, name))
-    elif not image.has_transparency_data:
-        opaque = image.convert("RGB")
-    else:
-        over = image.convert("RGBA")
-        white = package.Image.new("RGBA", over.size, "white")
-        opaque = package.Image.alpha_composite(white, over).convert("RGB")
-    return opaque
+        return Image.fromarray(_to_eight_bits(image, name))
+    if not image.has_transparency_data:
+        return image
+    over = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
 
 
 def _to_eight_bits(image: "Image.Image", name: str) -> _Pixels:
@@ -141,12 +127,14 @@ def _to_eight_bits(image: "Image.Image", name: str) -> _Pixels:
     return np.rint(values * (255.0 / maximum)).astype(np.uint8)
 
 
-def _scale_middle(image: "Image.Image", size: int, package: ModuleType) -> _Pixels:
-    """The middle square, scaled: the short side becomes `size`, and the ends of the long side are cut off."""
+def _scale_middle(image: "Image.Image", size: int) -> _Pixels:
+    """The middle square in RGB, scaled: the short side becomes `size`, and the ends of the long side are cut off."""
+    from PIL.Image import Resampling
+
     side = min(image.size)
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (left, top, left + side, top + side)
-    return np.asarray(image.convert("RGB").resize((size, size), package.Image.Resampling.BICUBIC, box=box))
+    return np.asarray(image.convert("RGB").resize((size, size), Resampling.BICUBIC, box=box))
 
 
 def as_uint8(array: NDArray[Any]) -> _Pixels:
@@ -353,15 +341,13 @@ def describe_skipped(skipped: SkippedCaptions, images: Sequence[ImageSource]) ->
     if skipped["images"]:
         names = [str(index) if hasattr(images[index], "shape") else str(images[index]) for index in skipped["images"]]
         parts.append(f"{len(names)} of {len(images)} images without a caption ({quote_names(names, _LISTED)})")
-    if skipped.get("blank"):
-        parts.append(f"{skipped['blank']} blank captions of images with others")
-    if skipped.get("unscored"):
-        parts.append(f"{skipped['unscored']} validation images whose captions have no word")
-    if skipped.get("long"):
-        parts.append(f"{skipped['long']} captions that are too long")
-    if skipped.get("empty"):
-        parts.append(f"{skipped['empty']} captions without a word")
-    return ", ".join(parts)
+    counts = (
+        (skipped.get("blank"), "blank captions of images with others"),
+        (skipped.get("unscored"), "validation images whose captions have no word"),
+        (skipped.get("long"), "captions that are too long"),
+        (skipped.get("empty"), "captions without a word"),
+    )
+    return ", ".join([*parts, *(f"{count} {text}" for count, text in counts if count)])
 
 
 class CaptionBatch(NamedTuple):

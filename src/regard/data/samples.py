@@ -8,7 +8,6 @@
 The same seed gives the same data.
 """
 
-import calendar
 import datetime
 import math
 from collections.abc import Callable
@@ -26,19 +25,20 @@ _SHARPNESS = 3.0
 
 _FIRST_DAY, _DAYS = datetime.date(1900, 1, 1), 73_000
 DATE_FORMATS = (
-    "{day} {Month} {year}",
-    "{day} {Mon} {year}",
-    "{Month} {day}, {year}",
-    "{Mon} {day}, {year}",
-    "{Weekday}, {day} {Month} {year}",
-    "{Weekday} {Month} {day} {year}",
-    "{day}{th} of {Month} {year}",
-    "the {day}{th} of {Month}, {year}",
-    "{Month} {day}{th}, {year}",
-    "{day:02}.{month:02}.{year}",
-    "{day}. {month}. {year}",
-    "{year}/{month}/{day}",
+    "{0.day} {0:%B} {0.year}",
+    "{0.day} {0:%b} {0.year}",
+    "{0:%B} {0.day}, {0.year}",
+    "{0:%b} {0.day}, {0.year}",
+    "{0:%A}, {0.day} {0:%B} {0.year}",
+    "{0:%A} {0:%B} {0.day} {0.year}",
+    "{0.day}{th} of {0:%B} {0.year}",
+    "the {0.day}{th} of {0:%B}, {0.year}",
+    "{0:%B} {0.day}{th}, {0.year}",
+    "{0:%d.%m.%Y}",
+    "{0.day}. {0.month}. {0.year}",
+    "{0.year}/{0.month}/{0.day}",
 )
+"""A date is 0; `th` is the ending of its day."""
 
 PIXELS, _SQUARES, _SUBPIXELS = 64, 3, 4
 """Side of a scene in pixels, squares along a side of its board, and sample points along a side of a pixel."""
@@ -170,12 +170,7 @@ def _sample_dates(count: int, seed: int, *, held_out: bool) -> tuple[list[str], 
 def format_date(day: datetime.date, form: str) -> str:
     """A date in one of `DATE_FORMATS`."""
     th = "th" if 11 <= day.day <= 13 else {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th")
-    names = {
-        "Month": calendar.month_name[day.month],
-        "Mon": calendar.month_abbr[day.month],
-        "Weekday": calendar.day_name[day.weekday()],
-    }
-    return form.format(day=day.day, month=day.month, year=day.year, th=th, **names)
+    return form.format(day, th=th)
 
 
 _SHAPES: dict[str, Callable[[Floats, Floats], _Booleans]] = {

@@ -12,8 +12,7 @@ Any module with that signature is an encoder; `check_grid` checks it. Those here
     prepare(images)       uint8 [batch, height, width, 3] → their input
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +36,6 @@ def _scale_pixels(images: NDArray[np.uint8], mean: float, scale: float) -> Tenso
     return channels_first.float().sub_(mean).div_(scale)
 
 
-@contextmanager
-def eval_mode(encoder: nn.Module) -> Iterator[None]:
-    """`eval` mode, in this context; at the end each module has its mode of before."""
-    with restored_modes(encoder):
-        encoder.eval()
-        yield
-
-
 def check_grid(encoder: nn.Module, image_size: int | None = None) -> tuple[int, int, int]:
     """Channels, rows and columns of an encoder's grid; raises if its output is not a grid.
 
@@ -58,8 +49,8 @@ def check_grid(encoder: nn.Module, image_size: int | None = None) -> tuple[int, 
     name, channels = type(encoder).__name__, getattr(encoder, "channels", None)
     rule = f"an encoder must return [batch, channels, rows, columns] for images [batch, 3, {size}, {size}]"
     try:
-        with eval_mode(encoder), torch.no_grad():
-            grid = encoder(torch.zeros(2, 3, size, size, device=device))
+        with restored_modes(encoder), torch.no_grad():
+            grid = encoder.eval()(torch.zeros(2, 3, size, size, device=device))
     except RuntimeError as error:
         raise ValueError(f"{rule} in float32, but {name} raises: {str(error).splitlines()[0]}") from error
     if not isinstance(grid, Tensor):
