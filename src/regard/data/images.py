@@ -221,32 +221,26 @@ def read_captions(path: str | Path, folder: str | Path) -> _CaptionTable:
 
 
 def _table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line number, image and caption."""
-    image, caption, count = 0, 1, 2
-    for index, (line, row) in enumerate(_table_rows(path)):
-        names = [cell.strip().lower() for cell in row]
-        if index == 0 and {"image", "caption"} <= set(names):
-            image, caption, count = names.index("image"), names.index("caption"), len(names)
-            continue
-        if len(row) != count:
-            raise ValueError(
-                f"{path} must have {count} columns, image and caption among them; line {line} has {len(row)}: "
-                f"{' | '.join(row)[:80]!r} (between commas, a caption with a comma in it must be quoted)"
-            )
-        yield line, row[image], row[caption]
-
-
-def _table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of lines that are not blank: between tabs if the first line has one, else commas."""
+    """Line number, image and caption of lines that are not blank; commas separate them if the first has no tab."""
     lines = read_text(path).split("\n")
-    if "\t" in next(line for line in lines if line.strip()):
-        yield from ((number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip())
-        return
-    reader = csv.reader((line + "\n" for line in lines), strict=True)
+    has_tabs = "\t" in next(line for line in lines if line.strip())
+    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if has_tabs else {"strict": True}
+    reader = csv.reader((line + "\n" for line in lines), **dialect)
+    header: list[str] | None = None
     try:
         for row in reader:
-            if any(cell.strip() for cell in row):
-                yield reader.line_num, row
+            names = [cell.strip().lower() for cell in row]
+            if not any(names):
+                continue
+            if header is None:
+                header = names if {"image", "caption"} <= set(names) else ["image", "caption"]
+            if len(row) != len(header):
+                raise ValueError(
+                    f"{path} must have {len(header)} columns, image and caption among them; line {reader.line_num} has"
+                    f" {len(row)}: {' | '.join(row)[:80]!r} (between commas, a caption with a comma must be quoted)"
+                )
+            if names != header:
+                yield reader.line_num, row[header.index("image")], row[header.index("caption")]
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark not closed?") from None
 

@@ -88,7 +88,6 @@ class Station:
 
     findings   the number of findings, for the progress bar
     chapter    its place in the tour: the chapter of the course
-    threads    the number of threads that its small models are fastest with; None: all
     """
 
     name: str
@@ -97,7 +96,6 @@ class Station:
     visit: _Findings
     findings: int
     chapter: int
-    threads: int | None = 1
 
 
 @dataclass

@@ -76,7 +76,7 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
     """Run one station; an error is part of the result."""
     visit = Visit(station)
     bar = ProgressBar(describe, station.findings)
-    with torch.random.fork_rng(devices=[]), _limit_threads(station.threads), bar:
+    with torch.random.fork_rng(devices=[]), _one_thread(), bar:
         torch.manual_seed(seed)
         since = time.perf_counter()
         bar.update(done=0)
@@ -97,15 +97,14 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
 
 
 @contextmanager
-def _limit_threads(most: int | None) -> Iterator[None]:
-    """Use at most so many threads of torch and NumPy: those of a small model mostly wait for each other."""
+def _one_thread() -> Iterator[None]:
+    """Use one thread of torch and NumPy: several threads of a small model mostly wait for each other."""
     from threadpoolctl import threadpool_limits  # scikit-learn needs it too
 
     before = torch.get_num_threads()
-    fewer = most if most is not None and most < before else None
-    torch.set_num_threads(fewer or before)
+    torch.set_num_threads(1)
     try:
-        with threadpool_limits(fewer, user_api="blas"):
+        with threadpool_limits(1, user_api="blas"):
             yield
     finally:
         torch.set_num_threads(before)
