@@ -107,12 +107,9 @@ def cached_grids(
         files.append(grids)
         location |= {key: (number, row) for row, key in enumerate(stored)}
     cached = _CachedGrids(files, np.array([location[key] for key in keys]))
-    checked: set[int] = set()
-    for row, key in enumerate(keys):
-        number, _ = location[key]
-        if key in known and number not in checked:
-            _check_cached(cached[row], next(encode(cache, {key: images[row]}))[0], cache.folder)
-            checked.add(number)
+    old_rows = {location[key][0]: row for row, key in reversed(list(enumerate(keys))) if key in known}
+    for row in old_rows.values():  # one of each file
+        _check_cached(cached[row], next(encode(cache, {keys[row]: images[row]}))[0], cache.folder)
     return cached
 
 

@@ -285,7 +285,6 @@ def match_captions(
 
     captions   for each image a text, or several; None, NaN and blank texts are skipped
     """
-    images = as_images(images)
     if isinstance(captions, str) or not hasattr(captions, "__len__"):
         raise TypeError("captions must be a list: for each image a text, or a list of texts")
     if len(images) != len(captions):

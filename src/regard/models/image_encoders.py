@@ -162,13 +162,6 @@ class _Inverted(nn.Module):
         self.project = FixedConv(wide, outputs, 1, clipped=False)
         self.is_residual = stride == 1 and inputs == outputs
 
-    def fill(self, state: Mapping[str, Tensor], name: str) -> None:
-        """Load weights by name."""
-        if self.expand is not None:
-            self.expand.fill(state, f"{name}._expand_conv", f"{name}._bn0")
-        self.depthwise.fill(state, f"{name}._depthwise_conv", f"{name}._bn1")
-        self.project.fill(state, f"{name}._project_conv", f"{name}._bn2")
-
     def forward(self, x: Tensor) -> Tensor:
         wide = x if self.expand is None else self.expand(x)
         y: Tensor = self.project(self.depthwise(wide))
@@ -203,9 +196,12 @@ class EfficientNetLite0(nn.Module):
 
     def fill(self, state: Mapping[str, Tensor]) -> "EfficientNetLite0":
         """Load weights by the names of the package `efficientnet-lite-pytorch`."""
-        self.stem.fill(state, "_conv_stem", "_bn0")
-        for index, block in enumerate(self.blocks):
-            block.fill(state, f"_blocks.{index}")  # type: ignore[operator]
+        convs = [name.removesuffix(".weight") for name, tensor in state.items() if tensor.ndim == 4]
+        norms = [name.removesuffix(".running_mean") for name in state if name.endswith(".running_mean")]
+        layers = [layer for layer in self.modules() if isinstance(layer, FixedConv)]
+        # Their layers are in the order of ours, each convolution with a norm, and after them those of the classifier.
+        for layer, conv, norm in zip(layers, convs, norms, strict=False):
+            layer.fill(state, conv, norm)
         return self
 
     def prepare(self, images: NDArray[np.uint8]) -> Tensor:

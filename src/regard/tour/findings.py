@@ -100,24 +100,13 @@ class Station:
 
 @dataclass
 class Visit:
-    """What a station yielded, and the seconds that each finding took."""
+    """What a station yielded."""
 
     station: Station
     findings: list[Finding] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    rows: list[tuple[Row, float]] = field(default_factory=list)  # each with the seconds since the row before
     error: str = ""  # one line, if it failed
     trace: str = ""
-
-    @property
-    def rows(self) -> list[tuple[Row, float]]:
-        """Rows of the table, each with the seconds since the row before."""
-        rows, spent = [], 0.0
-        for finding, seconds in zip(self.findings, self.seconds, strict=True):
-            spent += seconds
-            if isinstance(finding, Row):
-                rows.append((finding, spent))
-                spent = 0.0
-        return rows
 
     @property
     def behind(self) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 
 from regard.files import write_text
 from regard.progress import ProgressBar
-from regard.tour.findings import COLUMNS, Picture, Station, Visit
+from regard.tour.findings import COLUMNS, Picture, Row, Station, Visit
 
 PAGE, _TITLE = "index.html", "<title>The tour of Regard</title>"
 _DPI = 200
@@ -85,10 +85,11 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
             for finding in station.visit(folder, seed, quick):
                 if isinstance(finding, Picture):
                     finding.figure.savefig(folder / f"{finding.name}.png", dpi=_DPI, pil_kwargs={"optimize": True})
-                now = time.perf_counter()
+                if isinstance(finding, Row):
+                    now = time.perf_counter()
+                    visit.rows.append((finding, now - since))
+                    since = now
                 visit.findings.append(finding)
-                visit.seconds.append(now - since)
-                since = now
                 bar.update(done=len(visit.findings))
         except Exception as error:  # the other stations run all the same
             visit.error = " ".join(f"{type(error).__name__}: {error}".split())

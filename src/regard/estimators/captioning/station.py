@@ -55,6 +55,8 @@ class OneVector(nn.Module):
 
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """Scenes of shapes, one encoder, and four ways to use its grid."""
+    from PIL import Image
+
     training, test = scenes(100 if quick else 2000, seed), scenes(_WEIGHED_SCENES if quick else _TEST_SCENES, seed + 1)
     settings = SETTINGS | {"random_state": seed, "epochs": 1 if quick else 8}
 
@@ -71,7 +73,12 @@ def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     yield from nouns(soft, hard, test)
     even = fit("soft", encoder=encoder, spread=_SPREAD, epochs=1 if quick else 3)
     yield from coverage(soft, even, test)
-    yield from save(folder, soft, hard, test)
+    scene = folder / "scene.png"
+    Image.fromarray(test.images[0]).save(scene)
+    first, second = soft.save(folder / "soft"), hard.set_params(encoder="small").save(folder / "hard")
+    yield command("regard", "caption", first, scene)
+    yield command("regard", "info", first)
+    yield command("regard", "caption", second, scene, "--plot", folder / "looked.png")
 
 
 def _exact(captioner: Captioner, test: Scenes) -> float:
@@ -143,18 +150,6 @@ def coverage(without: Captioner, even: Captioner, test: Scenes) -> Iterator[Find
 def unevenness(weight: NDArray[np.float64]) -> float:
     """The standard deviation of the weights of cells, divided by their mean: 0 if all are equal."""
     return float(weight.std() / weight.mean())
-
-
-def save(folder: Path, soft: Captioner, hard: Captioner, test: Scenes) -> Iterator[Finding]:
-    """Model folders, and a scene to try them on."""
-    from PIL import Image
-
-    scene = folder / "scene.png"
-    Image.fromarray(test.images[0]).save(scene)
-    first, second = soft.save(folder / "soft"), hard.set_params(encoder="small").save(folder / "hard")
-    yield command("regard", "caption", first, scene)
-    yield command("regard", "info", first)
-    yield command("regard", "caption", second, scene, "--plot", folder / "looked.png")
 
 
 STATIONS = (
