@@ -70,7 +70,6 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and exit."""
     if wanted:
         from regard import __version__
 

@@ -1,6 +1,7 @@
 """`regard fit NAME`: a command for each subject, made of the settings that its data and its estimators declare."""
 
 import inspect
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from regard import saving
 from regard.estimators import SUBJECTS, subject_module
 from regard.estimators.settings import REQUIRED, Setting, setting, settings_of, with_settings
-from regard.estimators.subject import Subject, is_main_process, say
+from regard.estimators.subject import Subject, say
 
 _METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 AnySubject = Subject[Any, Any, Any]
@@ -93,7 +94,6 @@ def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
 
 
 def _fit_command(each: AnySubject) -> _Command:
-    """The command of one subject."""
 
     def fit(ctx: typer.Context, **_: object) -> None:
         _fit(each, ctx)
@@ -119,7 +119,6 @@ def _fit_command(each: AnySubject) -> _Command:
 
 
 def _fit(each: AnySubject, ctx: typer.Context) -> None:
-    """Learn from the data and write the model folder."""
 
     def typed(settings: list[Setting]) -> dict[str, Any]:
         given = [(one, ctx.params[one.name]) for one in settings]
@@ -129,7 +128,7 @@ def _fit(each: AnySubject, ctx: typer.Context) -> None:
     saving.check_folder(output.out)
     settings = {"random_state": output.seed, "verbose": not output.quiet, **typed(_settings(each))}
     fitted = each.fit(each.data(**typed(settings_of(each.data))), settings, output.out)
-    if not is_main_process():
+    if os.environ.get("RANK", "0") != "0":  # of the processes that `torchrun` started, one writes
         return
     config, *rest = fitted.model.state()
     saving.write_folder(output.out, {**config, **fitted.extra}, *rest)
@@ -154,7 +153,6 @@ def _declared(each: AnySubject) -> list[Setting]:
 
 
 def _option(one: Setting) -> Any:
-    """A setting as typer has it."""
     kind: Any = str
     if one.parse is None:
         kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
@@ -197,5 +195,4 @@ def _typed(one: Setting) -> str:
 
 
 def _summary(each: AnySubject) -> str:
-    """The first line of a subject's docstring."""
     return (type(each).__doc__ or "").split("\n")[0]

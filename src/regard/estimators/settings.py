@@ -18,9 +18,10 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, dataclass_transform
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
 from regard.checks import is_number
@@ -196,13 +197,7 @@ def check_settings(estimator: object) -> None:
         each.verify(getattr(estimator, each.name))
 
 
-class _Estimator(Protocol):
-    """What scikit-learn offers of the settings of an estimator."""
-
-    def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
-
-
-def saved_settings(estimator: _Estimator) -> dict[str, Any]:
+def saved_settings(estimator: BaseEstimator) -> dict[str, Any]:
     """The settings as JSON can hold them; a generator of random numbers cannot be saved."""
     settings = {name: to_json(value) for name, value in estimator.get_params(deep=False).items()}
     if not isinstance(settings.get("random_state", 0), int):

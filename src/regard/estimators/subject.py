@@ -5,7 +5,6 @@ class derived from `Subject`, and one instance of it, `SUBJECT`. The command lin
 the folders, and makes `regard fit NAME` of the settings that the subject's data and its estimators declare.
 """
 
-import os
 import shutil
 import warnings
 from abc import ABC, abstractmethod
@@ -209,8 +208,3 @@ def say(message: str, quiet: bool = False) -> None:
     """Print a line on stderr."""
     if not quiet:
         Console(stderr=True).print(" ".join(message.split()), soft_wrap=True, markup=False, highlight=False)
-
-
-def is_main_process() -> bool:
-    """Whether this process writes the results, of those that `torchrun` started."""
-    return os.environ.get("RANK", "0") == "0"

@@ -7,9 +7,8 @@ steps than AdamW. Started by `torchrun`, the same call trains one model with sev
 
 from regard.training.checkpoint import Checkpoint
 from regard.training.distributed import ProcessGroup
-from regard.training.loop import History, copied_state, train
+from regard.training.loop import History, Monitor, Recipe, copied_state, train, warm_cosine, warm_root
 from regard.training.muon import Muon
-from regard.training.recipe import Monitor, Recipe, warm_cosine, warm_root
 
 __all__ = [
     "Checkpoint",

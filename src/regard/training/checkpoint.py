@@ -85,7 +85,6 @@ def run_lock(checkpoint: Checkpoint | None) -> Iterator[None]:
 
 
 def _read_process(path: Path) -> str:
-    """The number of the process that holds a lock."""
     try:
         return path.read_text().strip() or "unknown"
     except OSError:
@@ -177,7 +176,7 @@ def read_checkpoint(
                 " --resume on the command line, or remove the folder"
             )
         return None
-    check_settings(folder, before, _json_settings(checkpoint), _GROWING if state.finished else ())
+    _check_settings(folder, before, _json_settings(checkpoint), _GROWING if state.finished else ())
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     try:
         model.load_state_dict(_without_prefix("model.", tensors))
@@ -200,7 +199,7 @@ def _json_settings(checkpoint: Checkpoint) -> dict[str, object]:
     return plain
 
 
-def check_settings(folder: Path, before: dict[str, object], now: dict[str, object], growing: tuple[str, ...]) -> None:
+def _check_settings(folder: Path, before: dict[str, object], now: dict[str, object], growing: tuple[str, ...]) -> None:
     """A resumed run must keep its settings; only `epochs` may grow."""
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)

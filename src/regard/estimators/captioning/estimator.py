@@ -30,7 +30,6 @@ from regard.estimators.captioning.training import (
     GridEncoder,
     Grids,
     TrainingData,
-    Validation,
     caption_text,
     caption_tokens,
     check_encoder,
@@ -136,8 +135,15 @@ class Captioner(TrainedEstimator):
         tensorboard  a folder for TensorBoard
         """
         seed = self._checked_seed()
-        chosen = Validation(validation, self.validation_fraction, seed)
-        data = prepare_data(images, captions, chosen, self._make_tokenizer, self.longest)
+        data = prepare_data(
+            images,
+            captions,
+            validation,
+            self._make_tokenizer,
+            longest=self.longest,
+            validation_fraction=self.validation_fraction,
+            seed=seed,
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             encoder = make_encoder(self.encoder, self.image_size)
@@ -187,7 +193,6 @@ class Captioner(TrainedEstimator):
         return history
 
     def _make_tokenizer(self, lines: list[str]) -> "Tokenizer":
-        """A tokenizer of captions."""
         if self.tokens == "pieces":
             return bpe_tokenizer(lines, self.vocabulary, SPECIAL_TOKENS, lower=True, sentences=True)
         tokenizer = word_tokenizer(lines, self.least, SPECIAL_TOKENS)
@@ -196,7 +201,6 @@ class Captioner(TrainedEstimator):
         return tokenizer
 
     def _make_decoder(self, vocabulary: int, encoder: GridEncoder) -> CaptionDecoder:
-        """A decoder with new weights."""
         sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
         shared = sizes | {"shape": encoder.shape, "dropout": self.dropout, "tied": self.tied}
         if self.attention == "soft":

@@ -149,7 +149,6 @@ def bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> li
 
 
 def _count_ngrams(sentence: Words, size: int) -> _Ngrams:
-    """The count of each n-gram of a size."""
     return Counter(tuple(sentence[start : start + size]) for start in range(len(sentence) - size + 1))
 
 

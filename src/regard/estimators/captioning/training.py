@@ -203,31 +203,29 @@ class TrainingData(NamedTuple):
         return torch.arange(len(self.training), len(self.training) + len(self.validation))
 
 
-class Validation(NamedTuple):
-    """How the examples to validate with are chosen."""
-
-    given: tuple[Sequence[ImageSource], Captions] | None
-    fraction: float  # of the images, if none are given
-    seed: int
-
-
 def prepare_data(
     images: Sequence[ImageSource],
     captions: Captions,
-    validation: Validation,
+    validation: tuple[Sequence[ImageSource], Captions] | None,
     make_tokenizer: Callable[[list[str]], "Tokenizer"],
+    *,
     longest: int,
+    validation_fraction: float,
+    seed: int,
 ) -> TrainingData:
-    """The data to train and validate with; a warning says what is left out."""
+    """The data to train and validate with; a warning says what is left out.
+
+    validation   images and captions to validate with; None: a random `validation_fraction` of the images
+    """
     images = as_images(images)
     matched = match_captions(images, captions)
     training = _examples(images, matched.indices, matched.captions)
-    if validation.given is None:
-        indices, held_out = split_held_out(len(training), validation.fraction, validation.seed, "images")
+    if validation is None:
+        indices, held_out = split_held_out(len(training), validation_fraction, seed, "images")
         training, validating = [training[index] for index in indices], [training[index] for index in held_out]
     else:
-        others = as_images(validation.given[0])
-        given = match_captions(others, validation.given[1])
+        others = as_images(validation[0])
+        given = match_captions(others, validation[1])
         validating = _examples(others, given.indices, given.captions)
     scorable = [example for example in validating if has_words(example.captions)]
     if not scorable:
@@ -245,12 +243,10 @@ def prepare_data(
 
 
 def _examples(images: Sequence[ImageSource], indices: list[int], captions: list[list[str]]) -> list[Example]:
-    """Images by index, with their captions."""
     return [Example(images[index], several) for index, several in zip(indices, captions, strict=True)]
 
 
 def _all_captions(several: Sequence[Example]) -> list[str]:
-    """The captions of all examples."""
     return [caption for example in several for caption in example.captions]
 
 

@@ -85,7 +85,6 @@ def prepare_corpus(
 
 
 def _select_pairs(pairs: Pairs, indices: Sequence[int]) -> Pairs:
-    """The pairs at some indices."""
     return Pairs(*([side[index] for index in indices] for side in pairs))
 
 
