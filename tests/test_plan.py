@@ -41,7 +41,6 @@ def ran(monkeypatch):
     record(torch.nn.functional, "scaled_dot_product_attention", flash.TORCH_KERNEL)
     record(stream, "attend_blocks", stream.RECOMPUTED)
     record(fused, "attend_heads", stream.FUSED)
-    record(fused, "attend_short_heads", stream.SHORT_HEADS)
     record(gauss, "transform", gauss.FOURIER)
     record(
         pairs,
@@ -122,7 +121,7 @@ def test_each_algorithm_is_chosen_somewhere(ran):
     }
     pair_algorithms, stream_algorithms = (
         {pairs.FLOAT32, pairs.FLOAT64},
-        {stream.FUSED, stream.SHORT_HEADS, stream.RECOMPUTED},
+        {stream.FUSED, stream.RECOMPUTED},
     )
     assert found == {dense.WHOLE_MATRIX, flash.TORCH_KERNEL, gauss.FOURIER, *pair_algorithms, *stream_algorithms}
 

@@ -1,4 +1,4 @@
-"""Many short heads computed together and heads one by one: the same numbers, and dropout of the same weights."""
+"""Several short heads computed together and heads one by one: the same numbers, and dropout of the same weights."""
 
 import math
 
@@ -10,7 +10,7 @@ import regard
 from regard import scores
 from regard.engines import fused
 from regard.engines.job import Job
-from regard.engines.stream import Stream, has_short_heads
+from regard.engines.stream import Stream
 from regard.masks import both, causal, padding
 from regard.weighing import softmax
 
@@ -39,15 +39,22 @@ def results(tensors, output_grad, **settings):
 
 @pytest.fixture(autouse=True)
 def _four_heads_together(monkeypatch):
-    monkeypatch.setattr(fused, "TOGETHER", 4 * 11 * 7)  # four of fifteen heads
+    monkeypatch.setattr(fused, "BLOCK", (4 * 11, 7))  # four of fifteen heads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 @pytest.fixture
 def together(monkeypatch):
-    """One entry for each call that computes heads together."""
-    calls, apply = [], fused.ShortHeads.apply
-    monkeypatch.setattr(fused.ShortHeads, "apply", lambda *tensors: calls.append(1) or apply(*tensors))
-    return calls
+    """The number of heads of each task."""
+    numbers, tasks = [], fused.HeadBlocks.tasks
+
+    def recorded(*given):
+        made = tasks(*given)
+        numbers.extend(task.heads.stop - task.heads.start for task in made)
+        return made
+
+    monkeypatch.setattr(fused.HeadBlocks, "tasks", recorded)
+    return numbers
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -56,7 +63,7 @@ def test_short_heads_agree_with_dense_in_value_and_gradient(name, dropout, toget
     tensors = case()
     output_grad = torch.randn(5, 3, 11, 2, dtype=torch.float64)
     ours = results(tensors, output_grad, mask=MASKS[name], dropout=dropout, engine="stream")
-    assert together == [1]
+    assert together == [4, 4, 4, 3] * 2  # forward and backward
     theirs = results(tensors, output_grad, mask=MASKS[name], dropout=dropout, engine="dense")
     for one, other in zip(ours, theirs, strict=True):
         assert_close(one, other)
@@ -65,8 +72,8 @@ def test_short_heads_agree_with_dense_in_value_and_gradient(name, dropout, toget
 def test_short_heads_drop_the_same_weights_as_single_heads(together):
     tensors, output_grad = case(torch.float32), torch.randn(5, 3, 11, 2)
     ours = results(tensors, output_grad, mask=MASKS["both"], dropout=0.5, engine="stream")
-    alone = results(tensors, output_grad, mask=MASKS["both"], dropout=0.5, engine=Stream(block=512))
-    assert together == [1]  # a given block size means head by head
+    alone = results(tensors, output_grad, mask=MASKS["both"], dropout=0.5, engine=Stream((11, 7)))
+    assert together == [4, 4, 4, 3] * 2 + [1] * 15 * 2
     for one, other in zip(ours, alone, strict=True):
         assert_close(one, other)
 
@@ -82,7 +89,7 @@ def test_short_heads_give_log_weights():
 def test_log_weights_have_gradients():
     tensors, output_grad = case(), torch.randn(5, 3, 11, dtype=torch.float64)
     job = Job(*tensors, scores.scaled_dot, None, softmax, 0.0)
-    log_weight = fused.attend_short_heads(fused.prepare(job, 0, (512, 512))).log_weight
+    log_weight = fused.attend_heads(job, 0, (512, 512)).log_weight
     plain = (tensors[0] @ tensors[1].mT / 2).logsumexp(dim=-1)
     for one, other in zip(
         torch.autograd.grad(log_weight, tensors[:2], output_grad),
@@ -112,19 +119,21 @@ def test_gradients_of_broadcast_heads_and_views_add_up():
 
 
 @pytest.mark.parametrize(
-    ("shape", "together"),
+    ("shape", "tasks"),
     [
-        ((5, 3, 0, 7), False),
-        ((5, 3, 11, 0), False),
-        ((5, 3, 11, 7), True),
-        ((1, 2, 11, 7), False),
-        ((5, 3, 256, 256), False),
-        ((64, 64, 64), True),
+        ((5, 3, 0, 7), [8, 7]),
+        ((5, 3, 11, 0), [8, 7]),
+        ((5, 3, 11, 7), [8, 7]),  # two threads
+        ((1, 2, 11, 7), [1, 1]),
+        ((5, 3, 256, 256), [4, 4, 4, 3]),  # four fill a block
+        ((3, 2000, 10), [2, 1]),  # queries of several heads are not split
+        ((3, 513, 257), [1] * 6),
     ],
 )
-def test_only_many_short_heads_are_computed_together(shape, together, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+@pytest.mark.parametrize("score", [scores.scaled_dot, scores.Gaussian(1.0)])
+def test_as_many_heads_as_fit_a_block_are_computed_together(shape, tasks, score):
     *leading, queries, keys = shape
     query, key = torch.zeros(*leading, queries, 3), torch.zeros(*leading, keys, 3)
-    assert has_short_heads(Job(query, key, key, scores.scaled_dot, None, softmax)) == together
-    assert not has_short_heads(Job(query, key, key, scores.Gaussian(1.0), None, softmax))
+    job = Job(query, key, key, score, None, softmax)
+    blocks, *_ = fused.prepare(job, 0, (512, 512))
+    assert [task.heads.stop - task.heads.start for task in blocks.tasks(512)] == tasks

@@ -1,5 +1,6 @@
 """Work spread over threads, each with its own core's cache and scratch memory."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -16,16 +17,13 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self.tensors: dict[int, Tensor] = {}
-        self.blocks: dict[tuple[int, int, int], Tensor] = {}
 
-    def block(self, number: int, rows: int, columns: int, like: Tensor) -> Tensor:
-        """Uninitialised memory `[rows, columns]`; blocks of different numbers do not overlap."""
-        if (number, rows, columns) not in self.blocks:
-            size = rows * columns
-            if number not in self.tensors or self.tensors[number].numel() < size:
-                self.tensors[number] = like.new_empty(size)
-            self.blocks[number, rows, columns] = self.tensors[number][:size].view(rows, columns)
-        return self.blocks[number, rows, columns]
+    def block(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory; blocks of different numbers do not overlap. A scratch has one dtype."""
+        size = math.prod(shape)
+        if number not in self.tensors or self.tensors[number].numel() < size:
+            self.tensors[number] = torch.empty(size, dtype=dtype)
+        return self.tensors[number][:size].view(shape)
 
 
 def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:

@@ -1,6 +1,6 @@
 """The `stream` engine's fused algorithm on the CPU: inner products and squared distances, spread over threads.
 
-One task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where torch's matrix
+A task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where torch's matrix
 products and the Numba loops of `fused_loops.py` take turns on them:
 
     forward     scores = q kᵀ;  soften;  sums = sums · decay + weights v
@@ -10,18 +10,18 @@ products and the Numba loops of `fused_loops.py` take turns on them:
 Results are the same to the bit from run to run: tasks write to memory of their own, and where several
 contribute to a key's gradient they are summed in a fixed order.
 
-A short head takes less time than starting a task for it. So many short heads are computed together, as many as fit the
-cache, with one call for all their products and one for their softmax and dropout (`ShortHeads`).
+A short head takes less time than starting a task for it. So one task computes as many heads as fit one block: tensors
+are `[heads, length, size]`, where `heads` counts over all leading dimensions.
 """
 
-import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -38,8 +38,6 @@ from regard.torch_modes import Context
 
 BLOCK = (512, 512)
 """Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""
-TOGETHER = 2**18
-"""Scores of short heads that are computed together: 1 MiB of float32."""
 
 
 class _Pairing(Protocol):
@@ -58,7 +56,7 @@ class _Pairing(Protocol):
 
 
 @dataclass(frozen=True)
-class Products:
+class _Products:
     """scale · query · key"""
 
     scale: float
@@ -67,33 +65,36 @@ class Products:
         return query * self.scale
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        torch.mm(query, key.T, out=out)
+        torch.bmm(query, key.mT, out=out)
 
     def add_gradients(
         self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
     ) -> None:
-        query_grad.addmm_(score_grad, key, alpha=self.scale)
-        key_grad.addmm_(score_grad.T, query)
+        query_grad.baddbmm_(score_grad, key, alpha=self.scale)
+        key_grad.baddbmm_(score_grad.mT, query)
 
 
-class Distances:
+class _Distances:
     """-½‖query - key‖², from the differences of float64 coordinates"""
 
     def prepare(self, query: Tensor) -> Tensor:
         return query
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        loops.distances(*_two_words(query, out.dtype), *_two_words(key, out.dtype), out.numpy())
+        for head in range(len(out)):
+            loops.distances(*_two_words(query[head], out.dtype), *_two_words(key[head], out.dtype), out[head].numpy())
 
     def add_gradients(
         self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
     ) -> None:
-        # Summed over the block in the precision of the scores, [features, points], then added in that of the points.
-        to_query, to_key = score_grad.new_zeros(query.T.shape), score_grad.new_zeros(key.T.shape)
-        words = *_two_words(query, score_grad.dtype), *_two_words(key, score_grad.dtype)
-        loops.distances_backward(score_grad.numpy(), *words, to_query.numpy(), to_key.numpy())
-        query_grad.add_(to_query.T)
-        key_grad.add_(to_key.T)
+        # Summed over the block in the precision of the scores, [heads, features, points], then added in that of the
+        # points.
+        to_query, to_key = score_grad.new_zeros(query.mT.shape), score_grad.new_zeros(key.mT.shape)
+        for head in range(len(score_grad)):
+            words = *_two_words(query[head], score_grad.dtype), *_two_words(key[head], score_grad.dtype)
+            loops.distances_backward(score_grad[head].numpy(), *words, to_query[head].numpy(), to_key[head].numpy())
+        query_grad.add_(to_query.mT)
+        key_grad.add_(to_key.mT)
 
 
 def _two_words(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
@@ -104,61 +105,93 @@ def _two_words(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
     return rounded.numpy(), rest.to(dtype).numpy()
 
 
-class Portion(NamedTuple):
-    """Some queries of one head."""
+class Task(NamedTuple):
+    """Some queries of one head, or all queries of several heads; an index into `[heads, q, …]`."""
 
-    number: int  # of the head, counted over the leading dimensions
-    lead: tuple[int, ...]  # its index in them
+    heads: slice
     rows: slice
 
 
+class ScoreBlock(NamedTuple):
+    """The scores of the queries of a task and some keys."""
+
+    columns: slice
+    scores: Tensor  # [heads, rows, columns]
+    visible: NDArray[np.int64]  # [heads · rows]  number of keys of the block, the first ones, that `causal` allows
+
+    @property
+    def array(self) -> Floats:
+        """The scores, one row per query, `[heads · rows, columns]`."""
+        array: Floats = self.scores.flatten(0, 1).numpy()
+        return array
+
+
 @dataclass(frozen=True)
-class _HeadBlocks:
+class HeadBlocks:
     """What is the same for every block of every head."""
 
     pairing: _Pairing
     mask: Mask | None
     shape: torch.Size  # of the scores, [..., q, k]
-    dropout: float
-    seed: int
     block: tuple[int, int]
+    dropout: float
+    row_keys: list[Words]  # of the dropout hash, [heads, q] each
+    head_index: NDArray[np.int64]  # [heads, leading dimensions]
 
-    @property
-    def heads(self) -> int:
-        return math.prod(self.shape[:-2])
+    def tasks(self, rows: int) -> list[Task]:
+        """All queries of all heads: as many heads as fit one block, but some for each thread; else some rows of one."""
+        heads, queries, keys = len(self.head_index), *self.shape[-2:]
+        fitting = self.block[0] * self.block[1] // max(1, queries * keys)
+        together = min(fitting, -(-heads // torch.get_num_threads()))
+        if together > 1:
+            return [Task(some, slice(0, queries)) for some in spans(heads, together)]
+        return [Task(head, some) for head in spans(heads, 1) for some in spans(queries, rows)]
 
-    def portions(self, size: int) -> list[Portion]:
-        """The queries of each head, `size` at a time."""
-        heads = enumerate(np.ndindex(*self.shape[:-2]))
-        return [Portion(number, lead, rows) for number, lead in heads for rows in spans(self.shape[-2], size)]
+    def score_blocks(
+        self, task: Task, query: Tensor, key: Tensor, scratch: Scratch, dtype: torch.dtype
+    ) -> Iterator[ScoreBlock]:
+        """The blocks of keys that some queries of the task may see.
 
-    @functools.cached_property
-    def parts(self) -> list[Mask]:
-        """The parts of the mask except `causal`, which is only a number of visible keys in each row."""
-        return [part for part in parts_of(self.mask) if part is not causal]
+        query   [heads, rows, d]  of the task, prepared
+        key     [heads, k, d]  of the task
+        """
+        heads, rows, keys = *query.shape[:2], key.shape[1]
+        is_causal = any(part is causal for part in parts_of(self.mask))
+        for columns in spans(min(keys, task.rows.stop) if is_causal else keys, self.block[1]):
+            mask_blocks = self._mask_blocks(task, columns)
+            if mask_blocks is None:
+                continue
+            size = columns.stop - columns.start
+            scores = scratch.block(0, (heads, rows, size), dtype)
+            self.pairing.scores(query, key[:, columns], scores)
+            for part in mask_blocks:
+                if part.dtype == torch.bool:
+                    scores.masked_fill_(part, -math.inf)
+                else:
+                    scores.add_(part)
+            if is_causal:
+                visible = np.clip(np.arange(task.rows.start, task.rows.stop) + 1 - columns.start, 0, size)
+            else:
+                visible = np.full(rows, size)
+            yield ScoreBlock(columns, scores, np.tile(visible, heads))
 
-    @functools.cached_property
-    def is_causal(self) -> bool:
-        return any(part is causal for part in parts_of(self.mask))
+    def _mask_blocks(self, task: Task, columns: slice) -> list[Tensor] | None:
+        """The parts of the mask that change a block, [heads or 1, rows, columns] each; None if all of it is masked.
 
-    def columns(self, rows: slice) -> Iterator[slice]:
-        """Blocks of the keys that some of these queries may see."""
-        return spans(min(self.shape[-1], rows.stop) if self.is_causal else self.shape[-1], self.block[1])
-
-    def visible(self, rows: slice, columns: slice) -> int:
-        """Number of keys of a block that its first query sees; each further query sees one more."""
-        return int(rows.start + 1 - columns.start if self.is_causal else columns.stop - columns.start)
-
-    def mask_blocks(self, lead: Sequence[int], rows: slice, columns: slice) -> list[Tensor] | None:
-        """The other parts of the mask that change a block, [rows, columns] each; None when all of it is hidden.
-
-        A boolean part is returned negated: True = hidden.
+        A boolean part is returned negated: True = masked. `causal` is not among them.
         """
         relevant = []
-        for part in self.parts:
-            block = block_of(part, rows, columns, len(self.shape), torch.device("cpu"))
-            for size, index in zip(block.shape[:-2], lead[len(lead) - (block.ndim - 2) :], strict=True):
-                block = block[index if size > 1 else 0]
+        for part in parts_of(self.mask):
+            if part is causal:
+                continue
+            block = block_of(part, task.rows, columns, len(self.shape), torch.device("cpu"))
+            axes = block.ndim - 2
+            index = self.head_index[task.heads, self.head_index.shape[1] - axes :]  # [heads, axes]
+            index = np.where(np.array(block.shape[:axes]) > 1, index, 0)
+            if (index == index[0]).all():
+                block = block[(*index[0].tolist(), None)]  # a view: an index of several heads would copy
+            else:
+                block = block[tuple(torch.from_numpy(axis) for axis in index.T)]
             if block.dtype != torch.bool:
                 relevant.append(block)
             elif not block.any():
@@ -167,263 +200,142 @@ class _HeadBlocks:
                 relevant.append(~block)
         return relevant
 
-    def scores(self, query: Tensor, key: Tensor, out: Tensor, mask_blocks: Sequence[Tensor]) -> None:
-        self.pairing.scores(query, key, out)
-        for part in mask_blocks:
-            if part.dtype == torch.bool:
-                out.masked_fill_(part, -math.inf)
-            else:
-                out.add_(part)
-
-    @functools.cached_property
-    def row_keys(self) -> list[Words]:
-        """The dropout keys of all rows, [heads, q] each."""
-        heads = torch.arange(self.heads).unsqueeze(-1)
-        queries = torch.arange(self.shape[-2] if self.dropout else 0)
-        return [keys.numpy().astype(np.uint32) for keys in dropout_hash.row_keys(self.seed, heads, queries)]
-
-    def row_dropout(self, heads: int | slice, rows: slice, dtype: torch.dtype) -> RowDropout:
-        """The dropout of some rows of one head, or of several heads one after the other."""
-        first, second = (np.ravel(keys[heads, rows]) for keys in self.row_keys)
+    def row_dropout(self, task: Task, dtype: torch.dtype) -> RowDropout:
+        """The dropout of the rows of a task."""
+        first, second = (keys[task].ravel() for keys in self.row_keys)
         number = np.float32 if dtype == torch.float32 else np.float64
         threshold = np.uint32(dropout_hash.threshold(self.dropout))
         return RowDropout(first, second, threshold, number(dropout_hash.keep_scale(self.dropout)))
 
 
-class _Prepared(NamedTuple):
-    """What the fused functions take, with leading dimensions already broadcast."""
+def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Tensor, Tensor, Tensor]:
+    """The blocks of a job, and query, key and value as `[heads, length, size]`.
 
-    blocks: _HeadBlocks
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-def prepare(job: Job, seed: int, block: tuple[int, int]) -> _Prepared:
-    """The vectors whose pairs are scored. Bandwidths and projections get their gradients by autograd, outside."""
+    Bandwidths and projections get their gradients by autograd, outside.
+    """
     pairing: _Pairing
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
-        pairing = Distances()
+        pairing = _Distances()
     else:
         assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
         query, key = query.to(job.query.dtype), key.to(job.query.dtype)
-        pairing = Products(scale)
-    query, key, value = (x.expand(*job.leading, *x.shape[-2:]) for x in (query, key, job.value))
-    return _Prepared(_HeadBlocks(pairing, job.mask, job.shape, job.dropout, seed, block), query, key, value)
+        pairing = _Products(scale)
+    index = np.indices(job.leading).reshape(len(job.leading), math.prod(job.leading)).T  # [heads, leading dimensions]
+    heads, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(job.queries if job.dropout else 0)
+    row_keys = [keys.numpy().astype(np.uint32) for keys in dropout_hash.row_keys(seed, heads, queries)]
+    query, key, value = (
+        x.expand(*job.leading, *x.shape[-2:]).reshape(len(index), *x.shape[-2:]) for x in (query, key, job.value)
+    )
+    return HeadBlocks(pairing, job.mask, job.shape, block, job.dropout, row_keys, index), query, key, value
 
 
-def attend_heads(prepared: _Prepared) -> Attended:
-    """Attention head by head, each in tasks of some queries."""
-    return Attended(*_Heads.apply(*prepared))  # type: ignore[no-untyped-call]
+def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
+    """Means and log weights; dropout applies to the means."""
+    mean, log_weight = _FusedAttention.apply(*prepare(job, seed, block))  # type: ignore[no-untyped-call]
+    # [heads, q, v] and [heads, q] -> [..., q, v] and [..., q]
+    return Attended(mean.view(*job.leading, *mean.shape[1:]), log_weight.view(*job.leading, job.queries))
 
 
-def attend_short_heads(prepared: _Prepared) -> Attended:
-    """Attention of many short heads together."""
-    return Attended(*ShortHeads.apply(*prepared))  # type: ignore[no-untyped-call]
+class _Heads(NamedTuple):
+    """The tensors of all heads."""
 
-
-class _Head(NamedTuple):
-    """One head's tensors. What only the loops read and write is an array: slicing one costs less."""
-
-    number: int  # counted over the leading dimensions
-    lead: tuple[int, ...]  # its index in them
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    largest: Floats  # [q]  the largest score
-    total: Floats  # [q]  the sum of exp(score - largest)
+    query: Tensor  # [heads, q, d]
+    key: Tensor  # [heads, k, d]
+    value: Tensor  # [heads, k, v]
+    mean: Tensor  # [heads, q, v]
+    largest: Tensor  # [heads, q]  the largest score
+    total: Tensor  # [heads, q]  the sum of exp(score - largest)
 
 
 class _HeadGradients(NamedTuple):
-    """The gradients of one head: two are given, three are added to."""
+    """The gradients of all heads: two are given, three are added to."""
 
     mean: Tensor
-    offset: Floats  # [q]  mean' · mean - log_weight'
+    offset: Tensor  # [heads, q]  mean' · mean - log_weight'
     query: Tensor
     key: Tensor
     value: Tensor
 
 
-class _HeadContext(Context):
+class _FusedContext(Context):
     """What forward saves beside tensors."""
 
-    blocks: _HeadBlocks
+    blocks: HeadBlocks
 
 
-class _Heads(torch.autograd.Function):
-    """(mean, log_weight) from query, key and value, head by head."""
+class _FusedAttention(torch.autograd.Function):
+    """(mean, log_weight) from query, key and value."""
 
     @staticmethod
     def forward(
-        ctx: _HeadContext, blocks: _HeadBlocks, query: Tensor, key: Tensor, value: Tensor
+        ctx: _FusedContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        mean = value.new_empty(*blocks.shape[:-1], value.shape[-1])
-        largest, total = value.new_empty(blocks.shape[:-1]), value.new_empty(blocks.shape[:-1])
-        largest_array, total_array = largest.numpy(), total.numpy()
-        scratch = Scratch()
-
-        def task(portion: Portion) -> None:
-            number, lead, rows = portion
-            head = _Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
-            forward_rows(blocks, head, rows, mean[lead][rows], scratch)
-
-        spread(task, blocks.portions(blocks.block[0]))
+        mean = value.new_zeros(*query.shape[:2], value.shape[-1])
+        largest, total = value.new_full(query.shape[:2], -math.inf), value.new_zeros(query.shape[:2])
+        heads, scratch = _Heads(query, key, value, mean, largest, total), Scratch()
+        spread(lambda task: _forward(blocks, task, heads, scratch), blocks.tasks(blocks.block[0]))
         ctx.blocks = blocks
-        ctx.save_for_backward(query, key, value, mean, largest, total, *tensors_of(blocks.mask))
+        ctx.save_for_backward(*heads, *tensors_of(blocks.mask))
         return mean, largest + total.log()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _FusedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
         blocks = ctx.blocks
-        # Reading the saved tensors raises if a mask's tensor was changed since forward.
-        query, key, value, mean, largest, total, *_ = ctx.saved_tensors
+        heads = _Heads(*ctx.saved_tensors[: len(_Heads._fields)])  # raises if a mask's tensor was changed since forward
         query_grad, key_grad, value_grad = (
-            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
+            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (heads.query, heads.key, heads.value)
         )
-        offset = (mean_grad * mean).sum(dim=-1) - log_weight_grad
-        largest_array, total_array, offset_array = largest.numpy(), total.numpy(), offset.numpy()
+        offset = (mean_grad * heads.mean).sum(dim=-1) - log_weight_grad
+        grads = _HeadGradients(mean_grad, offset, query_grad, key_grad, value_grad)
         scratch = Scratch()
         # Where heads are fewer than threads, a head's queries are divided among them; each part has key and
         # value gradients of its own, added up below in a fixed order.
-        divisions = 1 if blocks.heads >= torch.get_num_threads() else torch.get_num_threads()
-        size = max(1, -(-blocks.shape[-2] // divisions))
+        threads, queries = torch.get_num_threads(), blocks.shape[-2]
+        tasks = blocks.tasks(max(1, queries if len(heads.query) >= threads else -(-queries // threads)))
 
-        def task(portion: Portion) -> _HeadGradients:
-            number, lead, rows = portion
-            head = _Head(number, lead, query[lead], key[lead], value[lead], largest_array[lead], total_array[lead])
-            grads = _HeadGradients(
-                mean_grad[lead], offset_array[lead], query_grad[lead], key_grad[lead], value_grad[lead]
-            )
-            if rows.start:
-                grads = grads._replace(key=torch.zeros_like(grads.key), value=torch.zeros_like(grads.value))
-            for part in spans(rows.stop - rows.start, blocks.block[0]):
-                backward_rows(blocks, head, grads, slice(rows.start + part.start, rows.start + part.stop), scratch)
-            return grads
+        def run(task: Task) -> _HeadGradients:
+            own = grads._replace(key=grads.key[task.heads], value=grads.value[task.heads])
+            if task.rows.start:
+                own = own._replace(key=torch.zeros_like(own.key), value=torch.zeros_like(own.value))
+            for rows in spans(task.rows.stop, blocks.block[0], task.rows.start):
+                _backward(blocks, Task(task.heads, rows), heads, own, scratch)
+            return own
 
-        work = blocks.portions(size)
-        for (_, lead, rows), grads in zip(work, spread(task, work), strict=True):
-            if rows.start:
-                key_grad[lead] += grads.key
-                value_grad[lead] += grads.value
+        for task, own in zip(tasks, spread(run, tasks), strict=True):
+            if task.rows.start:
+                grads.key[task.heads] += own.key
+                grads.value[task.heads] += own.value
         return None, query_grad, key_grad, value_grad
 
 
-def forward_rows(blocks: _HeadBlocks, head: _Head, rows: slice, mean: Tensor, scratch: Scratch) -> None:
-    """Fill in the mean, the largest score and the sum of some queries of one head."""
-    query, value = blocks.pairing.prepare(head.query[rows].contiguous()), head.value
-    sums = RowSums(head.largest[rows], head.total[rows], mean.numpy())
-    for array, start in zip(sums, (-math.inf, 0.0, 0.0), strict=True):
-        array.fill(start)
-    dropout = blocks.row_dropout(head.number, rows, value.dtype)
-    for columns in blocks.columns(rows):
-        mask_blocks = blocks.mask_blocks(head.lead, rows, columns)
-        if mask_blocks is None:
-            continue
-        weight = scratch.block(0, len(query), columns.stop - columns.start, value)
-        blocks.scores(query, head.key[columns], weight, mask_blocks)
-        loops.soften(weight.numpy(), blocks.visible(rows, columns), sums, dropout, columns.start)
-        mean.addmm_(weight, value[columns])
+def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) -> None:
+    """Fill in the mean, the largest score and the sum of the queries of a task."""
+    query, key, value, mean = heads.query[task], heads.key[task.heads], heads.value[task.heads], heads.mean[task]
+    # The rows of a task are contiguous: these arrays are views.
+    sums = RowSums(*(x.flatten(0, 1).numpy() for x in (heads.largest[task], heads.total[task], mean)))
+    dropout = blocks.row_dropout(task, value.dtype)
+    query = blocks.pairing.prepare(query.contiguous())
+    for block in blocks.score_blocks(task, query, key, scratch, value.dtype):
+        loops.soften(block.array, block.visible, sums, dropout, block.columns.start)
+        mean.baddbmm_(block.scores, value[:, block.columns])
     loops.normalise(sums.total, sums.weighted)
 
 
-def backward_rows(blocks: _HeadBlocks, head: _Head, grads: _HeadGradients, rows: slice, scratch: Scratch) -> None:
-    """Add the contribution of some queries of one head to the gradients of queries, keys and values."""
-    query, mean_grad = blocks.pairing.prepare(head.query[rows].contiguous()), grads.mean[rows].contiguous()
-    known = RowGradients(head.largest[rows], head.total[rows], grads.offset[rows])
-    dropout = blocks.row_dropout(head.number, rows, mean_grad.dtype)
-    for columns in blocks.columns(rows):
-        mask_blocks = blocks.mask_blocks(head.lead, rows, columns)
-        if mask_blocks is None:
-            continue
-        key, value = head.key[columns], head.value[columns]
-        weight, score_grad = (scratch.block(number, len(query), len(key), value) for number in range(2))
-        blocks.scores(query, key, weight, mask_blocks)
-        torch.mm(mean_grad, value.T, out=score_grad)
-        visible = blocks.visible(rows, columns)
-        loops.soften_backward(weight.numpy(), score_grad.numpy(), visible, known, dropout, columns.start)
-        grads.value[columns].addmm_(weight.T, mean_grad)
-        blocks.pairing.add_gradients(score_grad, query, key, grads.query[rows], grads.key[columns])
-
-
-class ShortHeads(torch.autograd.Function):
-    """(mean, log_weight) from query, key and value, many heads at a time: `[heads, length, size]`.
-
-    It computes, saves and drops what `_Heads` does. Scores are inner products.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: _HeadContext, blocks: _HeadBlocks, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))  # [heads, length, size]
-        shape = query.shape[:2]
-        mean = value.new_empty(*shape, value.shape[-1])
-        largest, total = value.new_full(shape, -math.inf), value.new_zeros(shape)
-        whole = slice(0, blocks.shape[-2])
-        for heads in _heads_together(blocks):
-            weight = _short_scores(blocks, query, key, heads)  # [heads, q, k]
-            no_values = value.new_empty(weight.shape[0] * weight.shape[1], 0).numpy()
-            sums = RowSums(flat(largest[heads]), flat(total[heads]), no_values)
-            loops.soften(flat(weight, 2), blocks.shape[-1], sums, blocks.row_dropout(heads, whole, value.dtype), 0)
-            torch.bmm(weight, value[heads], out=mean[heads])
-        loops.normalise(flat(total), flat(mean, 2))
-        ctx.blocks = blocks
-        ctx.save_for_backward(query, key, value, mean, largest, total, *tensors_of(blocks.mask))
-        lead = blocks.shape[:-2]
-        return mean.view(*lead, *mean.shape[1:]), (largest + total.log()).view(*lead, shape[1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _HeadContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
-        blocks = ctx.blocks
-        # Reading the saved tensors raises if a mask's tensor was changed since forward.
-        query, key, value, mean, largest, total, *_ = ctx.saved_tensors
-        mean_grad = mean_grad.reshape(mean.shape)  # [heads, q, v]
-        offset = (mean_grad * mean).sum(dim=-1) - log_weight_grad.reshape(largest.shape)
-        grads = query_grad, key_grad, value_grad = tuple(
-            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
+def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradients, scratch: Scratch) -> None:
+    """Add the contribution of the queries of a task to the gradients; those of keys and values are the task's own."""
+    query = blocks.pairing.prepare(heads.query[task].contiguous())
+    key, value, mean_grad = heads.key[task.heads], heads.value[task.heads], grads.mean[task].contiguous()
+    rows = RowGradients(*(x[task].flatten().numpy() for x in (heads.largest, heads.total, grads.offset)))
+    dropout = blocks.row_dropout(task, value.dtype)
+    for block in blocks.score_blocks(task, query, key, scratch, value.dtype):
+        columns, weight = block.columns, block.scores
+        score_grad = scratch.block(1, weight.shape, value.dtype)
+        torch.bmm(mean_grad, value[:, columns].mT, out=score_grad)
+        loops.soften_backward(
+            block.array, score_grad.flatten(0, 1).numpy(), block.visible, rows, dropout, columns.start
         )
-        whole = slice(0, blocks.shape[-2])
-        for heads in _heads_together(blocks):
-            weight = _short_scores(blocks, query, key, heads)
-            score_grad = torch.bmm(mean_grad[heads], value[heads].mT)
-            known = RowGradients(flat(largest[heads]), flat(total[heads]), flat(offset[heads]))
-            dropout = blocks.row_dropout(heads, whole, value.dtype)
-            loops.soften_backward(flat(weight, 2), flat(score_grad, 2), blocks.shape[-1], known, dropout, 0)
-            torch.bmm(weight.mT, mean_grad[heads], out=value_grad[heads])
-            score_grad *= _scale_of(blocks)
-            torch.bmm(score_grad, key[heads], out=query_grad[heads])
-            torch.bmm(score_grad.mT, query[heads], out=key_grad[heads])
-        return None, *(x.view(*blocks.shape[:-2], *x.shape[1:]) for x in grads)
-
-
-def _heads_together(blocks: _HeadBlocks) -> list[slice]:
-    """Heads that are computed together."""
-    return list(spans(blocks.heads, max(1, TOGETHER // max(1, blocks.shape[-2] * blocks.shape[-1]))))
-
-
-def _scale_of(blocks: _HeadBlocks) -> float:
-    """The scale of scores that are inner products."""
-    assert isinstance(blocks.pairing, Products)
-    return blocks.pairing.scale
-
-
-def _short_scores(blocks: _HeadBlocks, query: Tensor, key: Tensor, heads: slice) -> Tensor:
-    """Masked scores of some heads, `[heads, q, k]`."""
-    scores = torch.bmm(query[heads] * _scale_of(blocks), key[heads].mT)
-    rows, columns = slice(0, blocks.shape[-2]), slice(0, blocks.shape[-1])
-    for part in parts_of(blocks.mask):
-        block = block_of(part, rows, columns, len(blocks.shape), scores.device)
-        block = block.expand(*blocks.shape[:-2], *block.shape[-2:])
-        block = block.reshape(-1, *block.shape[-2:])[heads]  # [heads, q or 1, k or 1]
-        scores = scores.masked_fill_(~block, -math.inf) if block.dtype == torch.bool else scores.add_(block)
-    return scores
-
-
-def flat(tensor: Tensor, axes: int = 1) -> Floats:
-    """A tensor as an array of its last axes, all rows one after the other: `[heads, q, …]` to `[heads · q, …]`."""
-    array: Floats = tensor.numpy().reshape(-1, *tensor.shape[tensor.ndim - axes + 1 :])
-    return array
+        grads.value[:, columns].baddbmm_(weight.mT, mean_grad)
+        blocks.pairing.add_gradients(score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])

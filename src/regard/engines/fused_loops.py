@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from regard.compiled import compiled
 from regard.compiled.math import EXACT, SUM, Float, Floats, Words, exponential, hash_word, row_max, running_max
 
+Counts = NDArray[np.int64]
+
 
 class RowSums(NamedTuple):
     """The running sums of an online softmax."""
@@ -87,18 +89,17 @@ def distances_backward(
 
 
 @compiled(nogil=True, fastmath=SUM)
-def soften(block: Floats, visible: int, sums: RowSums, dropout: RowDropout, start: int) -> None:
+def soften(block: Floats, visible: Counts, sums: RowSums, dropout: RowDropout, start: int) -> None:
     """Scores become exp(score - largest), with dropout; the running sums are updated.
 
-    visible   number of keys of the block that the first row sees; each further row sees one more. The rest become 0
+    visible   [rows]  number of keys of the block, the first ones, that each row sees; the others become 0
     start     index of the block's first key
     """
     zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        count = min(block.shape[1], max(0, visible + i))
-        row = block[i, :count]
-        block[i, count:] = 0
-        if count == 0:
+        row = block[i, : visible[i]]
+        block[i, visible[i] :] = 0
+        if row.shape[0] == 0:
             continue
         before = sums.largest[i]
         largest = running_max(before, row)
@@ -107,8 +108,9 @@ def soften(block: Floats, visible: int, sums: RowSums, dropout: RowDropout, star
             row[:] = 0
             continue
         decay = exponential(before - largest)
-        for v in range(sums.weighted.shape[1]):
-            sums.weighted[i, v] *= decay
+        if before != -np.inf:
+            for v in range(sums.weighted.shape[1]):
+                sums.weighted[i, v] *= decay
         total = zero
         if dropout.threshold == 0:
             for j in range(row.shape[0]):
@@ -137,7 +139,7 @@ def normalise(total: Floats, weighted: Floats) -> None:
 
 @compiled(nogil=True, fastmath=SUM)
 def soften_backward(
-    block: Floats, gradient: Floats, visible: int, rows: RowGradients, dropout: RowDropout, start: int
+    block: Floats, gradient: Floats, visible: Counts, rows: RowGradients, dropout: RowDropout, start: int
 ) -> None:
     """Scores become the weights that multiplied the values; gradients by weight become gradients by score.
 
@@ -146,7 +148,7 @@ def soften_backward(
     """
     zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        count = min(block.shape[1], max(0, visible + i))
+        count = visible[i]
         block[i, count:] = 0
         gradient[i, count:] = 0
         row, grads = block[i, :count], gradient[i, :count]
@@ -170,10 +172,10 @@ def soften_backward(
 
 
 @compiled(nogil=True, fastmath=EXACT)
-def hide(block: Floats, visible: int) -> None:
-    """-inf where a row does not see a key: the first row sees `visible` keys, each further row one more."""
+def hide(block: Floats, visible: Counts) -> None:
+    """-inf for the keys that a row does not see."""
     for i in range(block.shape[0]):
-        block[i, max(0, visible + i) :] = -np.inf
+        block[i, visible[i] :] = -np.inf
 
 
 @compiled(nogil=True, fastmath=SUM)

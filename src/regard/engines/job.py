@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     >>> regard.plan(x, x, x).engine, regard.plan(x, x, x, dropout=0.1).engine
     ('flash', 'stream')
     >>> regard.plan(x, x, x, dropout=0.1).algorithm
-    'stream: fused loops over single heads'
+    'stream: fused loops, head by head'
     """
 
     engine: str
@@ -107,9 +107,9 @@ def mask_parts(job: Job, rows: slice) -> list[Tensor]:
     return [block_of(part, rows, columns, len(job.shape), job.query.device) for part in parts_of(job.mask)]
 
 
-def spans(length: int, size: int) -> Iterator[slice]:
-    """Slices of at most that size that cover a length."""
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+def spans(stop: int, size: int, start: int = 0) -> Iterator[slice]:
+    """Slices of at most that size from `start` to `stop`."""
+    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:

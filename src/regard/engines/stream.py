@@ -40,13 +40,10 @@ from regard.weighing import softmax
 
 CACHE = 2**19
 """Numbers of one block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
-_SHORT_HEAD = 2**14
-"""Largest number of scores of a head that is computed together with others; a larger one is a task of its own."""
 TOLERANCE = 0.01
 """Largest distance from 1 of the recomputed weights of a query, summed."""
 RECOMPUTED = "stream: blocks, recomputed in backward"
-FUSED = "stream: fused loops over single heads"
-SHORT_HEADS = "stream: fused loops over several short heads at a time"
+FUSED = "stream: fused loops, head by head"
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,7 @@ class Stream:
 
     def algorithm(self, job: Job) -> str:
         """What `attend_parts` runs."""
-        if not fusible(job):
-            return RECOMPUTED
-        return SHORT_HEADS if self.block is None and has_short_heads(job) else FUSED
+        return FUSED if fusible(job) else RECOMPUTED
 
     def attend(self, job: Job) -> Tensor:
         return self.attend_parts(job).mean
@@ -81,13 +76,11 @@ class Stream:
     def attend_parts(self, job: Job) -> Attended:
         """Means and log weights. Dropout applies to the means only."""
         seed = dropout_hash.draw_seed() if job.dropout else 0
-        algorithm = self.algorithm(job)
-        if algorithm == RECOMPUTED:
+        if not fusible(job):
             return attend_blocks(job, seed, self.sizes(cache_block(job)))
         from regard.engines import fused  # imports Numba
 
-        work = fused.prepare(job, seed, self.sizes(fused.BLOCK))
-        return fused.attend_short_heads(work) if algorithm == SHORT_HEADS else fused.attend_heads(work)
+        return fused.attend_heads(job, seed, self.sizes(fused.BLOCK))
 
     def sizes(self, default: tuple[int, int]) -> tuple[int, int]:
         """Queries and keys of one block."""
@@ -98,12 +91,6 @@ def cache_block(job: Job) -> tuple[int, int]:
     """Queries and keys of a block whose intermediate numbers fit the cache."""
     side = max(1, math.isqrt(CACHE // max(1, job.width * math.prod(job.leading))))
     return side, side
-
-
-def has_short_heads(job: Job) -> bool:
-    """Whether heads are so small, and so many, that the fused loops take several of them at a time."""
-    heads, size = math.prod(job.leading), job.queries * job.keys
-    return not is_squared_distance(job.score) and 0 < size <= _SHORT_HEAD and heads > torch.get_num_threads()
 
 
 def fusible(job: Job) -> bool:

@@ -53,22 +53,17 @@ def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     blocks, query, key, _ = fused.prepare(job, 0, fused.BLOCK)
     best = job.query.new_full([*blocks.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
-    highest, total = best.new_full(blocks.shape[:-1], -math.inf), best.new_zeros(blocks.shape[:-1])
-    arrays = best.numpy(), index.numpy(), highest.numpy(), total.numpy()
+    largest, total = best.new_full(blocks.shape[:-1], -math.inf), best.new_zeros(blocks.shape[:-1])
+    results = [x.view(len(query), *x.shape[len(job.leading) :]) for x in (best, index, largest, total)]  # [heads, q, …]
     scratch = Scratch()
 
-    def task(portion: fused.Portion) -> None:
-        _, lead, rows = portion
-        some, head = blocks.pairing.prepare(query[lead][rows].contiguous()), key[lead]
-        for columns in blocks.columns(rows):
-            mask_blocks = blocks.mask_blocks(lead, rows, columns)
-            if mask_blocks is None:
-                continue
-            scores = scratch.block(0, len(some), columns.stop - columns.start, best)
-            blocks.scores(some, head[columns], scores, mask_blocks)
-            loops.hide(scores.numpy(), blocks.visible(rows, columns))
-            kept = [array[lead][rows] for array in arrays]
-            loops.update_top(scores.numpy(), kept[0], kept[1], kept[2], kept[3], columns.start)
+    def run(task: fused.Task) -> None:
+        # Rows of a task are contiguous: these arrays are views.
+        top_score, top_key, peak, summed = (x[task].flatten(0, 1).numpy() for x in results)
+        prepared = blocks.pairing.prepare(query[task].contiguous())
+        for block in blocks.score_blocks(task, prepared, key[task.heads], scratch, best.dtype):
+            loops.hide(block.array, block.visible)
+            loops.update_top(block.array, top_score, top_key, peak, summed, block.columns.start)
 
-    spread(task, blocks.portions(blocks.block[0]))
-    return best, index, highest + total.masked_fill(total == 0, 1.0).log()
+    spread(run, blocks.tasks(blocks.block[0]))
+    return best, index, largest + total.masked_fill(total == 0, 1.0).log()
