@@ -39,6 +39,13 @@ def fraction(name: str, number: float) -> float:
     return float(number)
 
 
+def quote_names(names: Iterable[str], most: int = 20) -> str:
+    """Names in quotes, separated by commas; only the first `most` of them."""
+    names = list(names)
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
+
+
 def check_rows(name: str, x: Tensor, size: int, rank: int | None = None) -> None:
     """Raise unless x is `[..., length, size]`, with this number of dimensions where `rank` is given."""
     if not isinstance(x, Tensor):

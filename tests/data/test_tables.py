@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from helpers.table_files import write_file
 
-from regard.data import table_checks, tables
+from regard.data import tables
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_other_separators_are_read_with_their_decimals(tmp_path, text, size, pri
     assert frame["to"].tolist() == ["a", "b"]
     missing = re.sub(r"\n75(,0+)?", "\n", text)
     with pytest.raises(ValueError, match=r"column 'size', row 2 \(line 3 of"):
-        table_checks.check_complete(tables.read_table(write_file(tmp_path, missing)))
+        tables.check_complete(tables.read_table(write_file(tmp_path, missing)))
 
 
 def test_the_separator_is_detected_whatever_the_suffix(tmp_path):
@@ -173,7 +173,7 @@ def test_a_missing_column_raises_with_the_nearest_name(frame):
     with pytest.raises(ValueError, match="no column 'gardens'; did you mean 'garden'"):
         tables.select_columns(frame, ["area", "gardens"])
     with pytest.raises(ValueError, match="no column 'xyzzy'; its columns are 'area', 'rooms', 'city', 'garden'"):
-        tables.get_column(frame, "xyzzy")
+        tables.select_columns(frame, ["xyzzy"])
 
 
 def test_impute_fills_with_medians_and_most_frequent_values():
@@ -206,3 +206,30 @@ def test_impute_fills_with_medians_and_most_frequent_values():
 def test_impute_raises_on_an_empty_column():
     with pytest.raises(ValueError, match="column 'a' has no value in any row"):
         tables.impute(pd.DataFrame({"a": [np.nan, np.nan]}))
+
+
+def test_a_missing_cell_raises_with_its_line(tmp_path):
+    # A blank line, and a cell of two lines: row 3 ends on line 6.
+    path = write_file(tmp_path, 'a,b\n1,x\n\n2,"y\nz"\n3,\n,w\n')
+    with pytest.raises(ValueError, match=r"column 'b', row 3 \(line 6 of .*table\.csv\), the first of 2") as error:
+        tables.check_complete(tables.read_table(path))
+    assert "--impute" in str(error.value)
+    # A frame of some of the rows and columns still knows where they were.
+    with pytest.raises(ValueError, match=r"column 'a', row 4 \(line 7 of .*\): correct it"):
+        tables.check_complete(tables.read_table(path).loc[[1, 4], ["a"]], "correct it")
+
+
+def test_a_missing_cell_of_parquet_raises_with_its_row(tmp_path):
+    pd.DataFrame({"a": [1.0, 2.0], "b": ["x", None]}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"column 'b', row 2: "):
+        tables.check_complete(tables.read_table(tmp_path / "t.parquet"))
+    tables.check_complete(pd.DataFrame({"a": [1.0]}))
+
+
+def test_infinity_and_a_wrong_cell_raise_with_their_position(tmp_path):
+    frame = tables.read_table(write_file(tmp_path, "a,b,c\n1,2,u\n2,-inf,v\n?,4,1\n5,6,w\n"))
+    with pytest.raises(ValueError, match=r"column 'b' is infinite in row 2 \(line 3"):
+        tables.check_finite(frame)
+    with pytest.raises(ValueError, match=r"column 'a' holds numbers, but '\?' in row 3 \(line 4.*--categorical"):
+        tables.check_misread_numbers(frame)
+    tables.check_misread_numbers(frame[["b", "c"]])  # text with a number in it is text

@@ -116,7 +116,7 @@ def predict(
 ) -> None:
     """Predict the target of new rows, or of new bags: a line for each."""
     if out is not None:
-        tables.check_destination(out)
+        tables.table_suffix(out)
     model, schema, subject = _open_folder(folder)
     inputs = subject.read_inputs(model, schema, table)
     columns = frozenset(name for name, wanted in (("std", std), ("proba", proba), ("density", density)) if wanted)
@@ -149,7 +149,7 @@ def evidence(
     sentences, texts and images: the tokens or cells that each token or word looks at.
     """
     if out is not None:
-        tables.check_destination(out)
+        tables.table_suffix(out)
     model, schema, subject = _open_folder(folder)
     inputs = subject.read_inputs(model, schema, data)
     count = subject.count(inputs)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.data.tables import get_column, import_pandas, quote_names
+from regard.checks import quote_names
+from regard.data.tables import check_complete, import_pandas, select_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 Labels = NDArray[np.generic]
+_MUST = "must be numbers, [instances, features]"
 _FORMS = "a list of [n, d] arrays, an array [bags, n, d], as_bags(padded, lengths=…), or a frame with a column of bags"
 
 
@@ -138,20 +140,20 @@ def as_bags(X: object, *, lengths: ArrayLike | None = None, by: str | None = Non
             raise ValueError("there must be at least one bag, got none")
         return X
     if is_frame:
-        return check_finite(_from_frame(X, by))
+        return _check_finite(_from_frame(X, by))
     if hasattr(X, "__array__"):  # also a tensor
         X = np.asarray(X)  # noqa: N806
     if lengths is not None or (isinstance(X, np.ndarray) and X.ndim == 3):
-        return check_finite(_from_array(_as_floats(X, "bags"), lengths))
+        return _check_finite(_from_array(_as_floats(X, f"bags {_MUST}"), lengths))
     if isinstance(X, Sequence) or (isinstance(X, np.ndarray) and X.ndim == 1):
-        return check_finite(_from_list(list(X)))
+        return _check_finite(_from_list(list(X)))
     raise ValueError(f"bags must be {_FORMS}; got {_describe_type(X)}")
 
 
 def _from_list(bags: Sequence[object]) -> Bags:
     """Bags from a list of [n, d] arrays, copied into one array."""
     bags, features = _match_columns(bags)
-    arrays = [_as_floats(bag, f"bag {index}") for index, bag in enumerate(bags)]
+    arrays = [_as_floats(bag, f"bag {index} {_MUST}") for index, bag in enumerate(bags)]
     if not arrays:
         raise ValueError("there must be at least one bag, got an empty list")
     for index, array in enumerate(arrays):
@@ -190,11 +192,7 @@ def _from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
     count, most, size = array.shape
     if not count or not size:
         raise ValueError(f"there must be at least one bag and one feature, got shape {list(array.shape)}")
-    if lengths is None:
-        if not most:
-            raise ValueError(f"bag 0 is empty, got shape {list(array.shape)}: a bag needs an instance")
-        return Bags(array.reshape(-1, size), np.arange(count + 1) * most)  # [B, n, d] → [B · n, d]
-    sizes = np.asarray(lengths)
+    sizes = np.full(count, most) if lengths is None else np.asarray(lengths)
     if sizes.shape != (count,) or sizes.dtype.kind not in "iu":
         raise ValueError(
             f"lengths must be [{count}] whole numbers, one per bag, got shape {list(sizes.shape)} of {sizes.dtype}"
@@ -205,6 +203,8 @@ def _from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
     if (sizes > most).any():
         index = int(np.argmax(sizes > most))
         raise ValueError(f"lengths must be at most {most}, the size of the array, got {sizes[index]} for bag {index}")
+    if (sizes == most).all():
+        return Bags(array.reshape(-1, size), _starts_of(sizes))  # [B, n, d] → [B · n, d]
     return Bags(array[np.arange(most) < sizes[:, None]], _starts_of(sizes))  # the mask [B, n] drops the padding
 
 
@@ -216,52 +216,39 @@ def _from_frame(frame: "DataFrame", by: str | None) -> Bags:
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise ValueError(f"the columns of a frame must have different names, got {twice[0]!r} more than once")
-    ids = get_column(frame, by)
+    ids = select_columns(frame, [by])
     if not len(frame):
         raise ValueError("there must be at least one bag, got a frame without rows")
-    if ids.isna().any():
-        row = ids.index[int(np.argmax(ids.isna().to_numpy()))]
-        raise ValueError(f"column {by!r} must name the bag of each row, and is missing in row {row}")
-    code, names = import_pandas().factorize(ids)  # in order of first appearance
+    check_complete(ids, "each row must name its bag: fill it in, or leave the row out")
+    code, names = import_pandas().factorize(ids[by])  # in order of first appearance
     order = np.argsort(code, kind="stable")
     features = [name for name in frame.columns if name != by]
     if not features:
         raise ValueError(f"there must be a feature beside the column of bags {by!r}")
     instances = np.empty((len(frame), len(features)))
     for index, name in enumerate(features):
-        instances[:, index] = _column_as_floats(frame, name)[order]
+        instances[:, index] = _as_floats(frame[name], f"a bag must be numbers, and column {name!r} is not")[order]
     named = tuple(features) if all(isinstance(name, str) for name in features) else None
     return Bags(instances, _starts_of(np.bincount(code)), np.asarray(names), named, np.asarray(frame.index)[order])
 
 
-def _as_floats(values: object, what: str) -> NDArray[np.float64]:
-    """An array as float64."""
+def _as_floats(values: Any, must: str) -> NDArray[np.float64]:
+    """An array, or a column of a frame, as float64; missing cells are NaN. `must` is the rest of the error's text."""
     try:
         if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
             raise ValueError("some of them are masked")
-        array = np.asarray(values)
-        _check_real(array.dtype)
-        return array.astype(np.float64, copy=False)
+        is_column = hasattr(values, "to_numpy") and hasattr(values, "dtype")
+        array: Any = values if is_column else np.asarray(values)
+        if array.dtype.kind in "cmM":  # NumPy converts complex numbers, dates and times to floats silently
+            raise ValueError(f"got {array.dtype}")
+        if is_column:
+            return np.asarray(array.to_numpy(dtype=np.float64, na_value=np.nan))
+        return np.asarray(array.astype(np.float64, copy=False))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"the features of {what} must be numbers, [instances, features]: {error}") from None
+        raise ValueError(f"the features of {must}: {error}") from None
 
 
-def _column_as_floats(frame: "DataFrame", name: str) -> NDArray[np.float64]:
-    """A column as float64; missing cells are NaN."""
-    try:
-        _check_real(frame[name].dtype)
-        return np.asarray(frame[name].to_numpy(dtype=np.float64, na_value=np.nan))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the features of a bag must be numbers, and column {name!r} is not: {error}") from None
-
-
-def _check_real(dtype: object) -> None:
-    """Raise on complex numbers, dates and times, which NumPy converts to floats silently."""
-    if getattr(dtype, "kind", "f") in "cmM":
-        raise ValueError(f"got {dtype}")
-
-
-def check_finite(bags: Bags) -> Bags:
+def _check_finite(bags: Bags) -> Bags:
     """The bags; raises with the first NaN or infinity that they contain."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(bags.instances.sum()):  # the common case, without an array of booleans

@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.tables import INSTALL, quote_names
+from regard.checks import quote_names
+from regard.data.tables import INSTALL
 from regard.data.text import pad_rows, read_text
 from regard.data.tokenizers import END, START
 

@@ -2,8 +2,8 @@
 
 Real tables have defects that lead to a wrong model rather than to an error: an empty cell, one "?" that turns a column
 of numbers into text, numbers written as "138,3", dates, two columns of one name, row numbers that were saved as a
-feature, a code "01" that is read as 1. Here and in `table_checks` each of them is an error or a warning that names the
-column and the row, and says what to do. Rows are numbered from 1, in messages and in the frame's index.
+feature, a code "01" that is read as 1. Here each of them is an error or a warning that names the column and the row,
+and says what to do. Rows are numbered from 1, in messages and in the frame's index.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import numpy as np
 
+from regard.checks import quote_names
 from regard.files import atomic_write
 
 if TYPE_CHECKING:
@@ -29,27 +30,37 @@ Value = str | int | float | bool
 """What a cell holds, as JSON can hold it."""
 
 _SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
-PARQUET = (".parquet", ".pq")
-SUFFIXES = (*_SEPARATORS, *PARQUET)
+_PARQUET = (".parquet", ".pq")
+_SUFFIXES = (*_SEPARATORS, *_PARQUET)
 INSTALL = 'pip install "regard[all]"'
-NUMERIC_FRACTION = 0.5
+_NUMERIC_FRACTION = 0.5
 """The fraction of numbers from which a column of text is taken for numbers with errors."""
 _DECIMAL_COMMA = r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?"
 """A number with a decimal comma."""
 _SAMPLE_ROWS = 1000
 """The number of rows in which leading zeros and decimal commas are looked for."""
+_NUMBER = (
+    r"[-+−]?\s*[$€£¥]?\s*[-+−]?((\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)([.,]\d*)?|[.,]\d+)([eE][-+−]?\d+)?"
+    r"\s*[$€£¥%]?"
+)
+"""A number as people write it: 1.234,5 and $1,234.5 and −12 %."""
+_DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
+_DATE_TYPES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
+"""The names that pandas has for dates and times."""
+CATEGORICAL_OR_DROP, DROP = "name the column in --categorical or --drop", "name the column in --drop"
+"""What else to do with a column, in a table of rows and in a table of bags."""
 
 
 def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
     """A table from a file, its rows numbered from 1. Columns named in `text` are text, whatever they look like."""
     path = Path(path)
     suffix = table_suffix(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; a table is a file")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    frame = read_parquet(path, text) if suffix in PARQUET else read_csv(path, _SEPARATORS[suffix], text)
-    _check_names(path, list(frame.columns))
+    frame = _read_parquet(path, text) if suffix in _PARQUET else _read_csv(path, _SEPARATORS[suffix], text)
+    repeated = sorted(set(frame.columns[frame.columns.duplicated()]))
+    if repeated:
+        raise ValueError(f"{path} has more than one column named {quote_names(repeated)}: rename them")
     if not len(frame) or not len(frame.columns):
         raise ValueError(f"{path} is empty: it has {len(frame.columns)} columns and no rows")
     frame.index = import_pandas().RangeIndex(1, len(frame) + 1)
@@ -57,7 +68,7 @@ def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
     return frame
 
 
-def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
+def _read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
     """A text file with a header; columns without a name are left out, with a warning.
 
     Cells are separated by what the suffix says, or by tabs or semicolons, as spreadsheets do where the decimal
@@ -70,7 +81,6 @@ def read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":
             separator = _detect_separator(path, separator)
             first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
             names = [str(name) for name in first.iloc[0]]
-            _check_names(path, [name for name in names if name])
             sample = pd.read_csv(path, sep=separator, index_col=False, dtype=str, nrows=_SAMPLE_ROWS)
             decimal = "." if separator == "," else _detect_decimal(sample)
             frame = pd.read_csv(
@@ -112,7 +122,7 @@ def _leading_zeros(names: list[str], cells: "DataFrame") -> dict[str, str]:
     return codes
 
 
-def read_parquet(path: Path, text: Collection[str]) -> "DataFrame":
+def _read_parquet(path: Path, text: Collection[str]) -> "DataFrame":
     """A Parquet file, which has the types of its columns."""
     pd = import_pandas()
     try:
@@ -134,11 +144,11 @@ def write_table(frame: "DataFrame", path: str | Path | None) -> None:
         sys.stdout.flush()  # a closed pipe raises here, not at exit
         return
     path = Path(path)
-    suffix = check_destination(path)
+    suffix = table_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_write(path) as temporary:
-            if suffix in PARQUET:
+            if suffix in _PARQUET:
                 frame.to_parquet(temporary, index=False)
             else:
                 compression = "gzip" if suffix.endswith(".gz") else None
@@ -148,18 +158,13 @@ def write_table(frame: "DataFrame", path: str | Path | None) -> None:
         raise ImportError(f"writing Parquet needs pyarrow: {INSTALL}") from None
 
 
-def check_destination(path: str | Path) -> str:
-    """The suffix of a table to write; raises if it cannot be written. Call it before long work, not after."""
+def table_suffix(path: str | Path) -> str:
+    """The suffix of a table's file, which says its format. Call it before long work whose result goes to the file."""
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a folder; a table is a file")
-    return table_suffix(Path(path))
-
-
-def table_suffix(path: Path) -> str:
-    """The suffix of a table's file, which says its format."""
-    matches = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
+    matches = [suffix for suffix in _SUFFIXES if str(path).lower().endswith(suffix)]
     if not matches:
-        raise ValueError(f"the name of a table must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, got {path}")
+        raise ValueError(f"the name of a table must end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}, got {path}")
     return max(matches, key=len)
 
 
@@ -172,14 +177,7 @@ def import_pandas() -> ModuleType:
     return cast(ModuleType, pandas)
 
 
-def _check_names(path: Path, names: list[str]) -> None:
-    """Raise if two columns have the same name."""
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{path} has more than one column named {', '.join(map(repr, repeated))}: rename them")
-
-
-def open_text(path: str | Path) -> TextIO:
+def _open_text(path: str | Path) -> TextIO:
     """A text file, compressed or not, as `csv` reads it."""
     if str(path).lower().endswith(".gz"):
         return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
@@ -192,7 +190,7 @@ def _detect_separator(path: Path, default: str) -> str:
     The comma comes last: it also occurs in numbers and in names.
     """
     for separator in ("\t", ";", ","):
-        with open_text(path) as lines, contextlib.suppress(csv.Error):
+        with _open_text(path) as lines, contextlib.suppress(csv.Error):
             filled = (cells for cells in csv.reader(lines, delimiter=separator) if cells)
             widths = {len(cells) for cells in itertools.islice(filled, 5)}
             if len(widths) == 1 and widths != {1}:
@@ -207,18 +205,13 @@ def _detect_decimal(cells: "DataFrame") -> str:
     """
     columns = [column.dropna().str.strip() for _, column in cells.items()]
     commas = any(
-        column.str.fullmatch(_DECIMAL_COMMA).mean() >= NUMERIC_FRACTION
+        column.str.fullmatch(_DECIMAL_COMMA).mean() >= _NUMERIC_FRACTION
         and column.str.fullmatch(r"[-+]?(\d+,(\d{1,2}|\d{4,})|,\d+|\d*,\d+[eE][-+]?\d+)").any()
         for column in columns
         if len(column)
     )
     points = any(column.str.fullmatch(r"[-+]?\d*\.\d+").any() for column in columns)
     return "," if commas and not points else "."
-
-
-def get_column(frame: "DataFrame", name: str) -> "Series":
-    """One column, or an error that names those there are."""
-    return select_columns(frame, [name])[name]
 
 
 def select_columns(frame: "DataFrame", names: Iterable[str]) -> "DataFrame":
@@ -233,16 +226,116 @@ def select_columns(frame: "DataFrame", names: Iterable[str]) -> "DataFrame":
     return frame[names]
 
 
-def quote_names(names: Iterable[str], most: int = 20) -> str:
-    """Names in quotes, separated by commas; only the first `most` of them."""
-    names = list(names)
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
-
-
 def count_text(things: Sized, noun: str) -> str:
     """The number of things in words, such as "3 rows"."""
     return f"{len(things):,} {noun}" + ("" if len(things) == 1 else "s")
+
+
+def check_complete(
+    frame: "DataFrame", advice: str = "fill it in, leave the row out, or use --impute", prefix: str = ""
+) -> None:
+    """Raise on missing cells, and name the first, row by row."""
+    missing = frame.isna().to_numpy()
+    if missing.any():
+        row, column = np.argwhere(missing)[0]
+        count = int(missing.sum())
+        others = "" if count == 1 else f", the first of {count:,} missing cells"
+        raise ValueError(
+            f"{prefix}a cell is missing in column {frame.columns[column]!r}, {row_location(frame, row)}{others}:"
+            f" {advice} (a cell is missing if it is empty, or holds a word for it such as NA)"
+        )
+
+
+def check_finite(frame: "DataFrame") -> None:
+    """Raise on infinite numbers."""
+    for name in frame.select_dtypes("number").columns:
+        infinite = np.isinf(frame[name].to_numpy(dtype=float, na_value=np.nan))
+        if infinite.any():
+            raise ValueError(f"column {name!r} is infinite in {row_location(frame, int(np.argmax(infinite)))}")
+
+
+def check_misread_numbers(
+    frame: "DataFrame", correct: str = "correct it, empty it", otherwise: str = CATEGORICAL_OR_DROP
+) -> None:
+    """Raise on columns of numbers or dates that pandas has read as text: each value would become a category."""
+    for name in frame.columns:
+        if not is_text(frame[name]):
+            continue
+        known = frame[name].notna().to_numpy()
+        wrong = known & parse_numbers(frame, name).isna().to_numpy()
+        if not wrong.any():
+            continue
+        row, cells = int(np.argmax(wrong)), frame[name][wrong].astype(str).str.strip()
+        cell = f"{frame[name].iloc[row]!r} in {row_location(frame, row)}"
+        if wrong.sum() <= (1 - _NUMERIC_FRACTION) * known.sum():
+            raise ValueError(f"column {name!r} holds numbers, but {cell}: {correct}, or {otherwise}")
+        if cells.str.fullmatch(_DATE).all():
+            raise ValueError(
+                f"column {name!r} holds dates, {cell}: turn them into numbers, such as days, or {otherwise}"
+            )
+        if cells.str.fullmatch(_NUMBER).all():
+            raise ValueError(
+                f"column {name!r} holds what looks like numbers, {cell}: write them as 1234.5, or {otherwise}"
+            )
+
+
+def parse_numbers(frame: "DataFrame", name: str) -> "Series":
+    """The numbers in a column of text, with the decimal separator of its file; NaN for all else."""
+    column = frame[name]
+    if frame.attrs.get("decimal") == ",":
+        text = column.astype(str)
+        text = text.mask(text.str.contains(".", regex=False), "?")  # beside a decimal comma, a point groups thousands
+        column = column.where(column.isna(), text.str.replace(",", ".", regex=False))
+    return import_pandas().to_numeric(column, errors="coerce")
+
+
+def check_no_dates(frame: "DataFrame", otherwise: str) -> None:
+    """Raise on dates and times: they are not numbers, and each would become a category."""
+    types = import_pandas().api.types
+    for name, column in frame.items():
+        if column.dtype.kind in "mM" or types.infer_dtype(column, skipna=True) in _DATE_TYPES:
+            example = f", {str(column.iloc[0])!r} in {row_location(frame, 0)}" if len(column) else ""
+            raise ValueError(
+                f"column {name!r} holds dates or times{example}: turn them into numbers, such as days, or {otherwise}"
+            )
+
+
+def row_location(frame: "DataFrame", index: int) -> str:
+    """A row by its number, and by its line if it was read from a text file."""
+    row = frame.index[index]
+    line = _line_number(frame.attrs.get("source"), row, frame.attrs.get("separator", ","))
+    return f"row {row}" + ("" if line is None else f" (line {line} of {frame.attrs['source']})")
+
+
+def _line_number(source: str | None, row: object, separator: str) -> int | None:
+    """The line on which a row of a text file ends: there may be blank lines, and cells of several lines."""
+    if source is None or table_suffix(source) in _PARQUET or not isinstance(row, int | np.integer):
+        return None
+    with _open_text(source) as lines:
+        reader = csv.reader(lines, delimiter=separator)
+        count = -1  # the header is row 0
+        for cells in reader:
+            count += bool(cells)
+            if count == row:
+                return reader.line_num
+    return None
+
+
+def is_text(column: "Series") -> bool:
+    """Whether a column holds strings, whatever its dtype."""
+    return bool(import_pandas().api.types.infer_dtype(column, skipna=True) in ("string", "mixed", "mixed-integer"))
+
+
+def is_numeric(column: "Series") -> bool:
+    """Whether a column holds numbers, and not True and False."""
+    types = import_pandas().api.types
+    return bool(types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype))
+
+
+def is_boolean(column: "Series") -> bool:
+    """Whether a column holds True and False, some of them missing perhaps."""
+    types = import_pandas().api.types
+    return bool(types.is_bool_dtype(column.dtype) or types.infer_dtype(column, skipna=True) == "boolean")
 
 
 def impute(frame: "DataFrame", fill: Mapping[str, Value] | None = None) -> tuple["DataFrame", dict[str, Value]]:
@@ -251,20 +344,16 @@ def impute(frame: "DataFrame", fill: Mapping[str, Value] | None = None) -> tuple
     With `fill`, the values of an earlier call are used, so that new rows are filled like those of training.
     """
     values = {name: _fill_value(frame[name]) for name in frame.columns} if fill is None else dict(fill)
-    columns = {name: frame[name] for name in frame.columns}
-    columns |= {name: _fill_missing(column, values[name]) for name, column in columns.items() if name in values}
-    filled = import_pandas().DataFrame(columns, index=frame.index)
-    filled.attrs = frame.attrs
-    return filled, values
+    filled = {name: _fill_missing(frame[name], value) for name, value in values.items() if name in frame.columns}
+    return frame.assign(**filled), values
 
 
 def _fill_value(column: "Series") -> Value:
     """The median of a numeric column, the most frequent value of another; the first in order among equals."""
-    types = import_pandas().api.types
     known = column.dropna()
     if not len(known):
         raise ValueError(f"column {column.name!r} has no value in any row, so nothing to fill it in with: leave it out")
-    if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype):
+    if is_numeric(column):
         return float(known.median())
     value = known.mode().iloc[0]
     value = value.item() if isinstance(value, np.generic) else value
@@ -272,15 +361,10 @@ def _fill_value(column: "Series") -> Value:
 
 
 def _fill_missing(column: "Series", value: Value) -> "Series":
-    """A column with a value in its missing cells."""
-    pd = import_pandas()
-    missing = column.isna().to_numpy()
-    if not missing.any():
+    if not column.isna().any():
         return column
-    if pd.api.types.is_numeric_dtype(column.dtype) and isinstance(value, float):
+    if import_pandas().api.types.is_numeric_dtype(column.dtype) and isinstance(value, float):
         return column.astype("float64").fillna(value)
     if hasattr(column, "cat") and value in column.cat.categories:
         return column.fillna(value)
-    cells = column.to_numpy(dtype=object, copy=True)
-    cells[missing] = value
-    return pd.Series(cells, index=column.index, name=column.name, dtype=object)
+    return column.astype(object).where(column.notna(), value)

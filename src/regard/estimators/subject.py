@@ -8,14 +8,16 @@ the folders, and makes `regard fit NAME` of the settings that the subject's data
 import shutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from rich.console import Console
 
 from regard import estimators
-from regard.data.tables import INSTALL
+from regard.data.columns import Schema as TableSchema
+from regard.data.columns import feature_columns, split_names
+from regard.data.tables import INSTALL, Value, check_complete, impute, read_table
 from regard.estimators.settings import setting, settings_of, with_settings
 from regard.saving import CONFIG, read_folder
 
@@ -132,6 +134,71 @@ class TableOptions:
     kind: Literal["auto", "regression", "classification"] = setting("what to predict", default="auto")
     drop: str = setting("columns to leave out, such as names of rows: a,b", default="")
     impute: bool = setting("fill missing cells with medians or commonest values", default=False)
+
+
+class TableSubject(Subject[Data, TableSchema, Inputs]):
+    """What all subjects that learn from a table share."""
+
+    @abstractmethod
+    def model_schema(self, model: Any, fill: dict[str, Value] | None = None) -> TableSchema:
+        """The schema of the columns that a model was fitted on."""
+
+    def schema(self, model: Any, config: dict[str, Any], folder: Path) -> TableSchema:
+        """What the folder says of the table; a model that was saved from Python knows its own columns only."""
+        return TableSchema.from_json(config["table"], folder) if "table" in config else self.model_schema(model)
+
+    def read_rows(self, model: Any, schema: TableSchema, path: Path) -> "DataFrame":
+        """New rows: columns by name, or by position if the model was fitted on columns without names."""
+        beside = [] if schema.bag is None else [schema.bag]
+        frame = read_table(path, text=[*schema.text, *beside])
+        if not hasattr(model, "feature_names_in_"):
+            names = [name for name in frame.columns if name not in beside]
+            if len(names) != len(schema.kinds):
+                raise ValueError(
+                    f"the model was fitted on {len(schema.kinds)} columns without names, {path} has {len(names)}:"
+                    " give those, in their order"
+                )
+            frame = frame.rename(columns=dict(zip(names, schema.kinds, strict=True)))
+        return schema.features(frame)
+
+    def describe_table(
+        self, model: Any, schema: TableSchema, facts: dict[str, Any], notes: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Facts about a model: its target, those given, and a line for each column, with a note perhaps."""
+        facts = {
+            "model": type(model).__name__,
+            "target": ", ".join(model.targets_),
+            "classes": ", ".join(map(str, getattr(model, "classes_", []))),
+            **facts,
+            "missing": "an error" if schema.fill is None else "imputed",
+            "columns": len(schema.kinds),
+        }
+        for name, kind in schema.kinds.items():
+            fill = "" if schema.fill is None else f"missing: {schema.fill[name]}"
+            facts[f"  {name}"] = "  ".join(part for part in (f"{kind:<8}", notes.get(name, ""), fill) if part).rstrip()
+        return {name: value for name, value in facts.items() if value != ""}
+
+
+def read_features(
+    data: TableOptions, frame: "DataFrame", used: Sequence[str], **named: Any
+) -> tuple["DataFrame", dict[str, Value] | None]:
+    """The columns to learn from, and the values of missing cells; `named` goes to `feature_columns`."""
+    rows = feature_columns(frame, used, drop=split_names(data.drop), **named)
+    filled, fill = impute(rows) if data.impute else (rows, None)
+    check_complete(filled)
+    return filled, fill
+
+
+def predict_classes(model: Any, inputs: Any, proba: bool, beside: Sequence[str] = ()) -> dict[str, Any]:
+    """The most probable class, and with `proba` the probability of each class, by the name of the column."""
+    chance, target = model.predict_proba(inputs), model.targets_[0]
+    predicted = {target: model.classes_[chance.argmax(axis=1)]}
+    for index, label in enumerate(model.classes_ if proba else ()):
+        name = f"p_{label}"
+        if name in (target, *beside):
+            raise ValueError(f"--proba adds a column {name!r}, but the table has a column of this name: rename it")
+        predicted[name] = chance[:, index]
+    return predicted
 
 
 @with_settings

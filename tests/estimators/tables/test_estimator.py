@@ -134,7 +134,7 @@ def test_missing_and_infinite_cells_raise_with_their_position():
     x, y = table(columns=2)
     frame = pd.DataFrame(x, columns=["length", "width"])
     frame.loc[17, "width"] = np.nan
-    with pytest.raises(ValueError, match="first in column 'width', row 17"):
+    with pytest.raises(ValueError, match="Input X contains NaN: a cell is missing in column 'width', row 17"):
         NadarayaWatson().fit(frame, y)
     for bad in (np.nan, np.inf):
         broken = x.copy()

@@ -64,7 +64,7 @@ WRONG_WEIGHTS = [
         r"'model.layers.2.self_attn.k_proj.weight' must be \[20, 42\], got \[60, 42\]",
     ),
     (bert, lambda w: w.update({"classifier.weight": torch.zeros(2, 30)}), r"does not use: 'classifier.weight'$"),
-    (gpt2, lambda w: w.update({f"score.{n}": torch.zeros(1) for n in range(7)}), r"'score.4' and 2 more$"),
+    (gpt2, lambda w: w.update({f"score.{n}": torch.zeros(1) for n in range(7)}), r"'score.4', and 2 more$"),
     (
         gpt2,
         lambda w: w.update({"lm_head.weight": torch.zeros(WORDS, 30)}),

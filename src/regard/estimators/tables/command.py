@@ -6,21 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.data.table_checks import check_complete
-from regard.data.table_roles import (
-    Schema,
-    column_kinds,
-    dropped_columns,
-    feature_columns,
-    split_names,
-    split_orders,
-    target_column,
-    target_hints,
-    weight_column,
-)
-from regard.data.tables import Value, count_text, import_pandas, impute, read_table
+from regard.data.columns import Schema, split_names, split_orders, target_column, target_hints, weight_column
+from regard.data.tables import Value, count_text, import_pandas, read_table
 from regard.estimators.settings import setting, with_settings
-from regard.estimators.subject import Fitted, Subject, TableOptions, make
+from regard.estimators.subject import Fitted, TableOptions, TableSubject, make, predict_classes, read_features
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,7 +28,7 @@ class TableFile(TableOptions):
     weight: str | None = setting("column with the weight of each row", default=None)
 
 
-class Tables(Subject[TableFile, Schema, "DataFrame"]):
+class Tables(TableSubject[TableFile, "DataFrame"]):
     """Fit kernel regression or classification to a table, to predict a column."""
 
     name = "table"
@@ -53,35 +42,24 @@ class Tables(Subject[TableFile, Schema, "DataFrame"]):
         frame = read_table(data.file)
         target = target_column(frame, data.target, data.kind)
         weight = None if data.weight is None else weight_column(frame, data.weight)
-        needed = [name for name in (data.target, data.weight) if name is not None]
+        used = [name for name in (data.target, data.weight) if name is not None]
         orders = split_orders(data.ordered)
-        others = [*needed, *dropped_columns(frame, data.drop, needed)]
-        rows = feature_columns(frame, others, split_names(data.categorical), orders)
-        rows, fill = impute(rows) if data.impute else (rows, None)
-        check_complete(rows)
+        rows, fill = read_features(data, frame, used, categorical=split_names(data.categorical), ordered=orders)
         model = make(NadarayaWatson if target.dtype == float else NadarayaWatsonClassifier, settings)
         model.fit(rows, target, sample_weight=weight)
         messages = target_hints(target, data.kind)
         messages += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in orders]
         size = f"{count_text(rows, 'row')} and {count_text(rows.columns, 'column')}"
         messages += [*describe_quality(model), f"{type(model).__name__} on {size}"]
-        return Fitted(model, messages, {"table": model_schema(model, fill).to_json()})
+        return Fitted(model, messages, {"table": self.model_schema(model, fill).to_json()})
 
-    def schema(self, model: "Model", config: dict[str, Any], folder: Path) -> Schema:
-        """The schema of the table; a model that was saved from Python has only that of its columns."""
-        return Schema.from_json(config["table"], folder) if "table" in config else model_schema(model, None)
+    def model_schema(self, model: "Model", fill: dict[str, Value] | None = None) -> Schema:
+        return Schema(model.targets_[0], model.columns_.kinds, fill)
 
     def read_inputs(self, model: "Model", schema: Schema, path: Path) -> "DataFrame":
-        """New rows: columns by name, or by position if the model was fitted on columns without names."""
-        frame = read_table(path, text=schema.text)
-        if hasattr(model, "feature_names_in_"):
-            return schema.features(frame)
-        if len(frame.columns) != len(schema.kinds):
-            raise ValueError(
-                f"the model was fitted on {len(schema.kinds)} columns without names, {path} has {len(frame.columns)}:"
-                " give those, in their order"
-            )
-        return schema.features(frame.set_axis(list(schema.kinds), axis=1)).to_numpy()
+        """New rows; an array if the model was fitted without names."""
+        rows = self.read_rows(model, schema, path)
+        return rows if hasattr(model, "feature_names_in_") else rows.to_numpy()
 
     def predict(self, model: "Model", schema: Schema, inputs: ArrayLike, columns: frozenset[str]) -> "DataFrame":
         """The target, and `target_std`, `p_…` for each class, or `log_density`."""
@@ -106,9 +84,6 @@ class Tables(Subject[TableFile, Schema, "DataFrame"]):
         settings, widths = model.get_params(), model.bandwidth_
         bandwidth = f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given"
         facts = {
-            "model": type(model).__name__,
-            "target": ", ".join(model.targets_),
-            "classes": ", ".join(map(str, getattr(model, "classes_", []))),
             "rows": f"{len(model.X_):,}",
             "kernel": settings["kernel"],
             "order": settings.get("order", ""),
@@ -116,14 +91,13 @@ class Tables(Subject[TableFile, Schema, "DataFrame"]):
             "scale": settings["scale"] or "none",
             "bandwidth": bandwidth if widths.ndim == 1 else f"{bandwidth}, a matrix {len(widths)} × {len(widths)}",
             "criterion": "" if model.criterion_ is None else f"{model.criterion_:.6g}",
-            "missing": "an error" if schema.fill is None else "imputed",
-            "columns": len(schema.kinds),
         }
-        for index, (name, kind) in enumerate(schema.kinds.items()):
-            width = f"{'bandwidth' if kind == 'number' else 'λ'} {widths[index]:.4g}" if widths.ndim == 1 else ""
-            fill = "" if schema.fill is None else f"missing: {schema.fill[name]}"
-            facts[f"  {name}"] = "  ".join(part for part in (f"{kind:<8}", width, fill) if part)
-        return {name: value for name, value in facts.items() if value != ""}
+        notes = {
+            name: f"{'bandwidth' if kind == 'number' else 'λ'} {width:.4g}"
+            for (name, kind), width in zip(schema.kinds.items(), widths, strict=True)
+            if widths.ndim == 1
+        }
+        return self.describe_table(model, schema, facts, notes)
 
 
 def describe_quality(model: "Model") -> list[str]:
@@ -137,13 +111,6 @@ def describe_quality(model: "Model") -> list[str]:
     return [f"leave-one-out R²: {score:.3f}; the mean has 0"]
 
 
-def model_schema(model: "Model", fill: dict[str, Value] | None) -> Schema:
-    """The schema of the columns that a model was fitted on."""
-    columns = model.columns_
-    categories = {columns.names[index]: category.values for index, category in columns.categories.items()}
-    return Schema(model.targets_[0], column_kinds(columns.names, categories), fill)
-
-
 def predict_numbers(model: "NadarayaWatson", rows: ArrayLike, std: bool) -> dict[str, NDArray[np.generic]]:
     """Predictions, and with `std` their standard deviations, by the name of the column."""
     mean, deviation = model.predict(rows, return_std=True) if std else (model.predict(rows), None)
@@ -153,13 +120,6 @@ def predict_numbers(model: "NadarayaWatson", rows: ArrayLike, std: bool) -> dict
         names = [f"{name}_std" for name in model.targets_]
         columns |= dict(zip(names, deviation.reshape(len(mean), -1).T, strict=True))
     return columns
-
-
-def predict_classes(model: "NadarayaWatsonClassifier", rows: ArrayLike, proba: bool) -> dict[str, NDArray[np.generic]]:
-    """The most probable class, and with `proba` the probability of each class, by the name of the column."""
-    chance = model.predict_proba(rows)
-    predicted = {model.targets_[0]: model.classes_[chance.argmax(axis=1)]}
-    return predicted | {f"p_{label}": chance[:, index] for index, label in enumerate(model.classes_) if proba}
 
 
 SUBJECT = Tables()

@@ -14,7 +14,7 @@ import contextlib
 import importlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.checks import fraction, is_number, positive
+from regard.checks import fraction, is_number, positive, quote_names
 
 CONFIG, _WHOLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _OUTPUT = "lm_head.weight"
@@ -83,7 +83,7 @@ class Settings(NamedTuple):
     def choice(self, name: str, default: str | None, known: Mapping[str, T]) -> T:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
-            raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {_list_names(known)}")
+            raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {quote_names(known)}")
         return known[value]
 
     def require(self, name: str, supported: object) -> None:
@@ -142,7 +142,7 @@ class Weights:
         """Raise if weights are left whose names do not match the pattern of ignored ones."""
         rest = [name for name in self.rest if not re.search(ignored, name)]
         if rest:
-            raise ValueError(f"{self.path} has weights that the model does not use: {_list_names(rest)}")
+            raise ValueError(f"{self.path} has weights that the model does not use: {quote_names(rest, 5)}")
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def open_weights(folder: Path, prefix: str = "") -> Iterator[Weights]:
             names = set(file.keys())
             missing = [name for name in expected if name not in names]
             if missing:
-                raise ValueError(f"{path} lacks weights that {_INDEX} assigns to it: {_list_names(missing)}")
+                raise ValueError(f"{path} lacks weights that {_INDEX} assigns to it: {quote_names(missing, 5)}")
             tensors |= {name: partial(file.get_tensor, name) for name in sorted(names)}
         yield Weights(folder, prefix, tensors)
 
@@ -198,6 +198,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     return values
+<<<<<<< HEAD
 
 
 def import_tokenizers(path: str | Path) -> ModuleType:
@@ -212,3 +213,5 @@ def _list_names(names: Collection[str], limit: int = 5) -> str:
     """The first names, for an error message."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(map(repr, list(names)[:limit])) + more
+=======
+>>>>>>> 588a988 (Tables: checks in tables.py, roles and schema in columns.py; commands of rows and bags share TableSubject; quote_names in checks)
