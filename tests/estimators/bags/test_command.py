@@ -207,7 +207,7 @@ def first(values, value):
         (
             {"colour": "red"},
             (),
-            "the features of a bag must be numbers, and column 'colour' is not: could not convert string to float: 'red'",
+            "the features of a bag must be numbers, and column 'colour' is not: could not convert",
         ),
         ({}, ("--bag", "molecul"), "no column 'molecul'; did you mean 'molecule'"),
         ({}, ("--bag", "active"), "--bag and --target must be two columns, got 'active' for both"),

@@ -190,7 +190,7 @@ def test_regression_is_in_the_units_of_y():
 def test_many_instances_are_predicted_in_blocks(monkeypatch, fitted):
     bags, model = ragged_bags(), fitted("tanh")
     logit, evidence = model.decision_function(bags), model.evidence(bags)
-    monkeypatch.setattr("regard.estimators.bags.estimator.BLOCK", 9)
+    monkeypatch.setattr("regard.estimators.bags.training.BLOCK", 9)
     assert_allclose(model.decision_function(bags), logit, rtol=1e-12)
     assert_allclose(model.evidence(bags).contribution, evidence.contribution, rtol=1e-12)
 

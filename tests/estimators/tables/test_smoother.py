@@ -255,8 +255,3 @@ def test_local_linear_without_visible_keys_is_the_mean():
     key, value = points(11, 2), points(11, 1, seed=2)
     level = local_linear(key[:1] + 100, key, value, score=scores.Epanechnikov(1.0))
     assert_close(level, value.mean(dim=0, keepdim=True))
-
-
-def test_local_linear_raises_on_wrong_shapes():
-    with pytest.raises(ValueError, match=r"must be \[length, size\], got \[1, 3, 2\], \[5, 2\], \[5, 1\]"):
-        local_linear(torch.ones(1, 3, 2), torch.ones(5, 2), torch.ones(5, 1), score=scores.Gaussian(1.0))

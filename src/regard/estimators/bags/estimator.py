@@ -17,100 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.data.bags import Bags, Floats, Integers
+from regard.data.bags import Bags, Floats
 from regard.data.columns import Scale
-from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
+from regard.estimators.bags.base import Arrays, ClassifierOverBags, RegressorOverBags, fractions
 from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
-from regard.estimators.bags.training import Loss, Schedule, make_network, train_network
-from regard.estimators.common import all_or_nothing, module_arrays, restored_module
-from regard.estimators.settings import Seeded, seed_of, setting, with_settings
-from regard.models.bag import BagModel
-from regard.training import History, Monitor
-
-_PLAIN_RATE, _EMBEDDED_RATE = 0.03, 1e-3
-_PLAIN_EPOCHS, _EMBEDDED_EPOCHS = 300, 100
-"""Default learning rates and epochs without an embedding, and with one."""
-BLOCK = 2**16
-"""The largest number of instances in one pass through a network in prediction."""
+from regard.estimators.bags.training import NetworkOverBags
+from regard.estimators.common import all_or_nothing
+from regard.estimators.settings import seed_of, setting, with_settings
 
 
 @with_settings
-class _NetworkSettings(Seeded):
-    """What classification and regression by a network share."""
-
-    hidden_size: int | None = setting("size of an embedding relu(Wx + b); by default none", default=None)
-    heads: int = setting("attention heads", default=1)
-    dropout: float = setting("fraction of the embedding dropped in training", default=0.5, at_least=0, below=1)
-    learning_rate: float | None = setting("by default 0.001 with an embedding, 0.03 without", default=None, above=0)
-    weight_decay: float = setting("½ weight_decay ‖θ‖² is added to the loss", default=0.01, at_least=0)
-    epochs: int | None = setting("by default 100 with an embedding, 300 without", default=None)
-    batch_size: int | None = setting("bags per step; by default all", default=None)
-    early_stopping: bool = setting("keep the epoch with the lowest held-out loss", default=False)
-    validation_fraction: float = setting("fraction held out by early stopping", default=0.1, above=0, below=1)
-    patience: int = setting("epochs without improvement before stopping", default=10)
-
-
-class _NetworkOverBags(_NetworkSettings, OverBags):
-    """Training, outputs and evidence of a network."""
-
-    attention: str
-    network_: BagModel
-    history_: History
-
-    def _train(self, bags: Bags, target: Tensor, weight: Tensor, loss: Loss, strata: Integers | None = None) -> None:
-        """Train a new network on bags with one target and one weight each; `strata` are their classes."""
-        outputs = 1 if strata is None or strata.max() < 2 else int(strata.max()) + 1
-        scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
-        rate, epochs = (_PLAIN_RATE, _PLAIN_EPOCHS) if self.hidden_size is None else (_EMBEDDED_RATE, _EMBEDDED_EPOCHS)
-        schedule = Schedule(
-            learning_rate=self.learning_rate or rate,
-            weight_decay=self.weight_decay,
-            epochs=self.epochs or epochs,
-            batch_size=self.batch_size,
-            validation_fraction=self.validation_fraction if self.early_stopping else None,
-            patience=self.patience,
-            seed=seed_of(self.random_state),
-        )
-        self.network_, self.history_ = train_network(
-            lambda: self._make_network(outputs),
-            scaled,
-            (target, weight, strata),
-            loss,
-            schedule,
-            Monitor(type(self).__name__, self.verbose),
-        )
-
-    def _make_network(self, outputs: int) -> BagModel:
-        return make_network(self.attention, self.hidden_size, self.heads, self.dropout, self.n_features_in_, outputs)
-
-    def _check_settings(self) -> None:
-        if self.attention == "gated" and self.hidden_size is None:
-            raise ValueError("attention='gated' needs a hidden_size, such as 64, got None: the gate is a layer")
-        if self.heads > 1 and self.attention not in ("softmax", "gated"):
-            raise ValueError(f"heads must be 1 for attention={self.attention!r}, got {self.heads}")
-
-    def _tensors(self, bags: Bags) -> tuple[Tensor, Tensor, int]:
-        return torch.from_numpy(self.scale_(bags.instances)), torch.from_numpy(bags.bag_index), len(bags)
-
-    def _outputs(self, bags: Bags) -> Floats:
-        parts = [self.network_(*self._tensors(bags[block])) for block in bags.blocks(BLOCK)]
-        return torch.cat(parts).numpy()
-
-    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
-        parts = [self.network_.explain(*self._tensors(bags[block])) for block in bags.blocks(BLOCK)]
-        weight, contribution = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
-        return weight, contribution
-
-    def _arrays(self) -> Arrays:
-        return module_arrays(self.network_, "network.")
-
-    def _set_arrays(self, arrays: Arrays) -> None:
-        network = self._make_network(len(arrays["network.read.bias"])).double()
-        self.network_ = restored_module(network, arrays, "network.")
-
-
-@with_settings
-class BagClassifier(_NetworkOverBags, ClassifierOverBags):
+class BagClassifier(NetworkOverBags, ClassifierOverBags):
     """Attention over the instances of a bag, for one class per bag.
 
     Without a hidden size the scores are vᵀx and the outputs uᵀx of the features. With one they are of an embedding h,
@@ -143,7 +60,7 @@ class BagClassifier(_NetworkOverBags, ClassifierOverBags):
 
 
 @with_settings
-class BagRegressor(_NetworkOverBags, RegressorOverBags):
+class BagRegressor(NetworkOverBags, RegressorOverBags):
     """Attention over the instances of a bag, for one number per bag.
 
     attention="linear" is ŷ = b + Σᵢ (uᵀxᵢ)(vᵀxᵢ) = b + tr(XᵀX vuᵀ), where vᵀx is the weight of an instance. It is

@@ -223,14 +223,6 @@ def products(bags: Bags) -> Floats:
     return table
 
 
-def symmetric_matrix(vector: Floats, size: int) -> Floats:
-    """The symmetric matrix [d, d] of a vector of `products`."""
-    row, column = np.triu_indices(size)
-    upper = np.zeros((size, size))
-    upper[row, column] = vector / np.where(row == column, 1.0, math.sqrt(2.0))
-    return upper + np.triu(upper, 1).T
-
-
 def gram(bags: Bags) -> Floats:
     """⟨XᵀX, ZᵀZ⟩ of each pair of bags, [B, B]: from the products or from the instances, whichever costs less."""
     total, size = bags.instances.shape
@@ -260,27 +252,22 @@ def _solver_for(bags: Bags) -> _Solver:
 
 
 def ridge(bags: Bags, y: Floats, alpha: float | None, solver: _Solver | None = None) -> Floats:
-    """W with the smallest squared error plus α‖W‖²_F, [d, d]; None: the alpha with the best leave-one-out error."""
-    return (primal if (solver or _solver_for(bags)) == "primal" else dual)(bags, y - y.mean(), alpha)
+    """W with the smallest squared error plus α‖W‖²_F, [d, d]; None: the alpha with the best leave-one-out error.
 
-
-def primal(bags: Bags, y: Floats, alpha: float | None) -> Floats:
-    """W from the singular values of the centred products."""
-    table = products(bags)
-    table -= table.mean(axis=0)
-    left, value, right = np.linalg.svd(table, full_matrices=False)
-    if alpha is None:
-        alpha = _best_alpha(value**2, left, y)
-    return symmetric_matrix(right.T @ (left.T @ y * value / (value**2 + alpha)), bags.instances.shape[1])
-
-
-def dual(bags: Bags, y: Floats, alpha: float | None) -> Floats:
-    """W = Σ aᵦ XᵀX, a = (K + αI)⁻¹ y with the centred kernel K: Σ a = 0 because K 1 = 0 and Σ y = 0."""
-    centred_kernel = gram(bags)
-    centred_kernel -= centred_kernel.mean(axis=0)
-    centred_kernel -= centred_kernel.mean(axis=1, keepdims=True)
-    value, vector = np.linalg.eigh(centred_kernel)
-    value = np.maximum(value, 0.0)
+    W = Σ aᵦ XᵀX, a = (K + αI)⁻¹ y with the centred kernel K: Σ a = 0 because K 1 = 0 and Σ y = 0. The eigenvectors of K
+    are those of the centred products, if these are fewer ("primal").
+    """
+    y = centred(y)
+    if (solver or _solver_for(bags)) == "primal":
+        table = products(bags)
+        vector, singular, _ = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)
+        value = singular**2
+    else:
+        matrix = gram(bags)
+        matrix -= matrix.mean(axis=0)
+        matrix -= matrix.mean(axis=1, keepdims=True)
+        value, vector = np.linalg.eigh(matrix)
+        value = np.maximum(value, 0.0)
     if alpha is None:
         alpha = _best_alpha(value, vector, y)
     coefficient = vector @ (vector.T @ y / (value + alpha))
@@ -293,10 +280,10 @@ def _best_alpha(value: Floats, vector: Floats, y: Floats) -> float:
     largest = float(value.max(initial=0.0))
     scale = largest if largest > 1e-200 else 1.0  # if all products are 0, any alpha is as good
     grid = scale * 10.0 ** np.linspace(-10, 2, 25)
-    return float(min(grid, key=lambda alpha: np.mean(np.square(leave_one_out(value, vector, y, alpha)))))
+    return float(min(grid, key=lambda alpha: np.mean(np.square(leave_one_out_errors(value, vector, y, alpha)))))
 
 
-def leave_one_out(value: Floats, vector: Floats, y: Floats, alpha: float) -> Floats:
+def leave_one_out_errors(value: Floats, vector: Floats, y: Floats, alpha: float) -> Floats:
     """The error of each bag's centred y if the bag is left out, [B]: (y - ŷ) / (1 - leverage)."""
     shrinkage = value / (value + alpha)
     error = y - vector @ (shrinkage * (vector.T @ y))

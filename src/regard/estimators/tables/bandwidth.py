@@ -158,14 +158,14 @@ def leave_one_out_error(smoother: Smoother, rows: Indices) -> float:
     nearest row instead, too narrow a kernel would win.
     """
     value = smoother.value[rows]
-    mean, log_weight, _ = smoother.estimate(smoother.rows[rows], smoother.value, exclude=rows)
+    mean, log_weight, _ = smoother.estimate(smoother.rows[rows], smoother.value, leave_one_out=rows)
     centre = np.average(smoother.value, axis=0, weights=smoother.weight)
     mean = np.where((log_weight == -math.inf)[:, None], centre, mean)
     error = np.square(value - mean).mean(axis=1)
     return float(np.average(error, weights=None if smoother.weight is None else smoother.weight[rows]))
 
 
-def left_out_rows(smoother: Smoother, pairs: float, seed: int) -> Indices:
+def leave_one_out_rows(smoother: Smoother, pairs: float, seed: int) -> Indices:
     """The rows to leave out in turn: all, or a random sample if all would be more than this number of pairs."""
     count = len(smoother.rows)
     most = max(512, int(pairs / count))
@@ -208,7 +208,7 @@ def _search_factors(
     separate = metric == "diagonal" and columns > 1
     categories = len(smoother.category_bandwidth)
     pairs = PAIRS_MANY_FACTORS if separate or categories else PAIRS
-    rows = left_out_rows(smoother, pairs, seed) if criterion == "cv" else np.arange(count)
+    rows = leave_one_out_rows(smoother, pairs, seed) if criterion == "cv" else np.arange(count)
     evaluate = leave_one_out_error if criterion == "cv" else _corrected_aic
     grid = GRID if count < _COARSE_GRID_ROWS else GRID[::2]
     budget = len(grid) + 12 + (60 * (columns * separate + categories) if separate or categories else 0)
@@ -293,7 +293,7 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
         smoother, history = _learn_matrix(smoother, KERNELS[smoother.kernel], metric, seed, progress)
     if len(smoother.category_bandwidth):
         smoother = _search_bandwidth(smoother, "cv", "scalar", seed, progress).smoother
-    return _BandwidthChoice(smoother, leave_one_out_error(smoother, left_out_rows(smoother, PAIRS, seed)), history)
+    return _BandwidthChoice(smoother, leave_one_out_error(smoother, leave_one_out_rows(smoother, PAIRS, seed)), history)
 
 
 def _learn_matrix(

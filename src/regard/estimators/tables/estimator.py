@@ -37,7 +37,7 @@ from regard.estimators.tables.bandwidth import (
     apply_rule,
     check_bandwidth,
     choose_bandwidth,
-    left_out_rows,
+    leave_one_out_rows,
     parse_bandwidth,
 )
 from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
@@ -75,10 +75,6 @@ class _KernelEstimator(Seeded, SavedEstimator):
     ordered: Sequence[str | int] | None = setting("columns whose categories have an order", default=None, option=False)
     tol: float = setting("tolerance, in deviations of the target", default=1e-6, at_least=0, below=1)
 
-    def _order(self) -> int:
-        """0: local average. 1: local line."""
-        return 0
-
     def _read_table(self, X: ArrayLike) -> object:  # noqa: N803
         """Check the settings, find the categorical columns, and return the table with their codes."""
         check_settings(self)
@@ -87,8 +83,11 @@ class _KernelEstimator(Seeded, SavedEstimator):
         self.labels_ = row_labels(table)
         return self.columns_.encode(table)
 
-    def _fit_rows(self, X: Floats, value: Floats, weight: Floats | None) -> Self:  # noqa: N803
+    def _fit_rows(self, X: Floats, value: Floats, sample_weight: ArrayLike | None) -> Self:  # noqa: N803
         """Store the rows, which are validated and encoded, and choose the bandwidth."""
+        weight: Floats | None = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         self.X_ = X.copy()  # the caller may change its own later
         self.row_index_ = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
         weight = None if weight is None or (weight[self.row_index_] == 1).all() else weight[self.row_index_]
@@ -114,7 +113,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
             category_bandwidth=np.zeros(len(categories)),
             ordered=np.array([category.ordered for category in categories], dtype=bool),
             levels=np.array([len(category.values) for category in categories], dtype=float),
-            order=self._order(),
+            order=getattr(self, "order", 0),  # a classifier has local averages only
             tolerance=float(self.tol),
         )
 
@@ -153,7 +152,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         smoother = self.smoother_
         if len(smoother.rows) < 2:
             raise ValueError(f"leaving a row out needs two rows, got {len(smoother.rows)}")
-        rows = left_out_rows(smoother, PAIRS_MANY_FACTORS, seed_of(self.random_state))
+        rows = leave_one_out_rows(smoother, PAIRS_MANY_FACTORS, seed_of(self.random_state))
         mean, _ = smoother.predict(smoother.rows[rows], rows)
         return smoother.value[rows], mean, None if smoother.weight is None else smoother.weight[rows]
 
@@ -303,9 +302,6 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
 
     order: Literal[0, 1] = setting("local averages (0), or local lines (1)", default=0)
 
-    def _order(self) -> int:
-        return self.order
-
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Store the rows [n, d] and targets [n] or [n, c], and choose the bandwidth."""
@@ -319,7 +315,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
         self.single_ = target.ndim == 1
         self.targets_ = names or (["y"] if self.single_ else [f"y{index}" for index in range(target.shape[1])])
         self.y_ = target.reshape(len(target), -1)  # [n, c]
-        return self._fit_rows(rows, self.y_, _check_weight(sample_weight, rows))
+        return self._fit_rows(rows, self.y_, sample_weight)
 
     @overload
     def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...  # noqa: N803
@@ -393,7 +389,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs two classes, got 1 class: {self.classes_.tolist()}")
         self.targets_ = names or ["y"]
-        return self._fit_rows(rows, np.eye(len(self.classes_))[self.y_], _check_weight(sample_weight, rows))
+        return self._fit_rows(rows, np.eye(len(self.classes_))[self.y_], sample_weight)
 
     def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The probability of each class, [m, classes]: the weight of its training rows."""
@@ -414,14 +410,6 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
         """The accuracy on training rows, each predicted from all others; see `NadarayaWatson.left_out_score`."""
         value, mean, weight = self._leave_one_out()
         return float(np.average(value.argmax(axis=1) == mean.argmax(axis=1), weights=weight))
-
-
-def _check_weight(sample_weight: ArrayLike | None, X: Floats) -> Floats | None:  # noqa: N803
-    """One weight for each row, none of them negative."""
-    if sample_weight is None:
-        return None
-    weight: Floats = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    return weight
 
 
 def _check_no_words(y: ArrayLike) -> None:

@@ -107,12 +107,9 @@ class Smoother:
         return self.in_bandwidths(self.rows.numeric)
 
     @functools.cached_property
-    def shrink(self) -> float:
+    def _shrink(self) -> float:
         """Factor that makes a tiny bandwidth large enough for squared distances not to overflow; 1 for all others."""
-        numeric = self.rows.numeric
-        with np.errstate(over="ignore"):
-            scaled = numeric @ self.inverse.T if self.inverse is not None else numeric / self.bandwidth
-            largest = float(np.max(np.abs(scaled), initial=0.0))
+        largest = float(np.max(np.abs(self._divide(self.rows.numeric, 1.0)), initial=0.0))
         return max(1.0, min(largest, 1e300) / _MAX_DISTANCE)
 
     @functools.cached_property
@@ -129,15 +126,18 @@ class Smoother:
         """Coordinates in units of the bandwidth."""
         if self.kernel == "constant":
             return numeric[:, :0]
-        with np.errstate(over="ignore"):
-            if self.inverse is not None:
-                scaled = numeric @ (self.inverse.T / self.shrink)
-            else:
-                scaled = numeric / (self.bandwidth * self.shrink)
+        scaled = self._divide(numeric, self._shrink)
         return np.clip(scaled, -_MAX_DISTANCE, _MAX_DISTANCE)  # a query may lie farther out than any row
 
-    def points(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Points:
-        """The input of the kernel engines. `exclude` is the row that each query must not see."""
+    def _divide(self, numeric: Floats, factor: float) -> Floats:
+        """Coordinates divided by the bandwidth times a factor."""
+        with np.errstate(over="ignore"):
+            if self.inverse is None:
+                return numeric / (self.bandwidth * factor)
+            return np.asarray(numeric @ (self.inverse.T / factor))
+
+    def points(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Points:
+        """The input of the kernel engines. `leave_one_out` has the row that each query must not see."""
         coded = self.kernel != "constant" and len(self.category_bandwidth) > 0
         return Points(
             self.in_bandwidths(query.numeric),
@@ -145,7 +145,7 @@ class Smoother:
             value,
             self.kind,
             self.weight,
-            exclude,
+            leave_one_out,
             *((query.codes, self.rows.codes, *self.penalty) if coded else ()),
         )
 
@@ -155,60 +155,59 @@ class Smoother:
             return Plan("dense", "a score of your own is called on blocks of queries", dense.WHOLE_MATRIX)
         return plan_sums(self.points(query, self.value), self.tolerance, moments=self.order == 1)
 
-    def pool(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Pooled:
+    def pool(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Pooled:
         """Weighted means of the values, and log weights."""
         if callable(self.kernel):
-            return dense.pool_blocks(self.weight_blocks(query, exclude), value)
-        return kernel_means(self.points(query, value, exclude), self.tolerance)
+            return dense.pool_blocks(self.weight_blocks(query, leave_one_out), value)
+        return kernel_means(self.points(query, value, leave_one_out), self.tolerance)
 
-    def moments(self, query: Rows, value: Floats, exclude: Indices | None = None) -> Moments:
+    def moments(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Moments:
         """Weighted means of the values, of the offsets in bandwidths, and of their products."""
         if callable(self.kernel):
-            blocks = self.weight_blocks(query, exclude)
+            blocks = self.weight_blocks(query, leave_one_out)
             return dense.moment_blocks(blocks, self.in_bandwidths(query.numeric), self.key, value)
-        return kernel_moments(self.points(query, value, exclude), self.tolerance)
+        return kernel_moments(self.points(query, value, leave_one_out), self.tolerance)
 
-    def weight_blocks(self, query: Rows, exclude: Indices | None = None) -> Iterator[tuple[slice, Floats, Floats]]:
+    def weight_blocks(
+        self, query: Rows, leave_one_out: Indices | None = None
+    ) -> Iterator[tuple[slice, Floats, Floats]]:
         """All weights, for a block of queries at a time: which queries, weights [some, n], log weights [some]."""
         features = max(1, query.numeric.shape[1])
         if not callable(self.kernel):
-            yield from dense.weight_blocks(self.points(query, self.value, exclude), features)
+            yield from dense.weight_blocks(self.points(query, self.value, leave_one_out), features)
             return
         width = int(getattr(self.kernel, "width", features))
-        dtype = _score_dtype(self.kernel)
-        key = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype)
+        key = self._score_input(self.rows)
         bias = 0.0 if self.weight is None else np.log(self.weight)
         for block in spans(len(query), max(1, dense.BLOCK // max(1, width * len(key)))):
-            some = query[block]
-            points = torch.as_tensor(np.hstack([self.in_bandwidths(some.numeric), some.codes]), dtype=dtype)
             with torch.no_grad():
-                score = scores_of(self.kernel, points, key).double().numpy() + bias
+                score = scores_of(self.kernel, self._score_input(query[block]), key).double().numpy() + bias
             if np.isnan(score).any() or (score == np.inf).any():
                 raise ValueError("a score must return numbers or -inf, got NaN or +inf from kernel=…")
-            if exclude is not None:
-                hidden = exclude[block]
+            if leave_one_out is not None:
+                hidden = leave_one_out[block]
                 score[np.flatnonzero(hidden >= 0), hidden[hidden >= 0]] = -np.inf
             yield block, *dense.normalise(score)
 
     def estimate(
-        self, query: Rows, value: Floats, exclude: Indices | None = None, outputs: int | None = None
+        self, query: Rows, value: Floats, leave_one_out: Indices | None = None, outputs: int | None = None
     ) -> _Estimate:
         """Averages or lines at the queries. A query that sees no row: mean 0, log weight -inf.
 
         With `outputs`, the values after the first `outputs` are their squares.
         """
         if self.order == 0:
-            return _Estimate(*self.pool(query, value, exclude))
-        moments = self.moments(query, value, exclude)
+            return _Estimate(*self.pool(query, value, leave_one_out))
+        moments = self.moments(query, value, leave_one_out)
         lines = fit_lines(moments, self.ridge, outputs)
         return _Estimate(lines.intercept, moments.log_weight, lines)
 
-    def predict(self, query: Rows, exclude: Indices | None = None) -> Pooled:
+    def predict(self, query: Rows, leave_one_out: Indices | None = None) -> Pooled:
         """Predictions [m, c] and log weights. A query that sees no row gets the nearest row's value, and -inf."""
-        mean, log_weight, _ = self.estimate(query, self.value, exclude)
+        mean, log_weight, _ = self.estimate(query, self.value, leave_one_out)
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
-            mean[empty] = self.nearest_value(query[empty], None if exclude is None else exclude[empty])
+            mean[empty] = self.nearest_value(query[empty], None if leave_one_out is None else leave_one_out[empty])
         return Pooled(mean, log_weight)
 
     def predict_with_deviation(self, query: Rows) -> tuple[Floats, Floats, Floats]:
@@ -224,23 +223,19 @@ class Smoother:
             mean[empty], variance[empty] = self.nearest_value(query[empty]), 0.0
         return mean, np.sqrt(np.maximum(variance, 0.0)), log_weight
 
-    def nearest_value(self, query: Rows, exclude: Indices | None = None) -> Floats:
+    def nearest_value(self, query: Rows, leave_one_out: Indices | None = None) -> Floats:
         """The value of the nearest row, or the mean of several; for a score of the user's own, the mean of all."""
-        if callable(self.kernel):
-            mean: Floats = np.average(self.value, axis=0, weights=self.weight)
-            return mean
-        return kernel_means(self.nearest_points(query, exclude), self.tolerance).mean
+        return kernel_means(self._nearest_points(query, leave_one_out), self.tolerance).mean
 
     def nearest_weight(self, query: Rows) -> Floats:
         """The weights behind `nearest_value`, [m, n]."""
-        if callable(self.kernel):
-            mass = np.ones(len(self.rows)) if self.weight is None else self.weight
-            return np.broadcast_to(mass / mass.sum(), (len(query), len(mass)))
-        return np.concatenate([weight for _, weight, _ in dense.weight_blocks(self.nearest_points(query))])
+        return np.concatenate([weight for _, weight, _ in dense.weight_blocks(self._nearest_points(query))])
 
-    def nearest_points(self, query: Rows, exclude: Indices | None = None) -> Points:
+    def _nearest_points(self, query: Rows, leave_one_out: Indices | None = None) -> Points:
         """Points so far apart, in bandwidths, that a kernel of unbounded support sees the nearest only."""
-        points = self.points(query, self.value, exclude)
+        if callable(self.kernel):  # its distances are unknown: all are equally near
+            return replace(self, kernel="constant").points(query, self.value, leave_one_out)
+        points = self.points(query, self.value, leave_one_out)
         return replace(
             points,
             kernel=Laplace,
@@ -256,21 +251,26 @@ class Smoother:
         `fit` is the estimate at the training rows.
         """
         mass = 1.0 if self.weight is None else self.weight
-        own = mass * np.exp(self.own_score() - fit.log_weight)
+        own = mass * np.exp(self._self_score() - fit.log_weight)
         if fit.lines is None:
             return own
         factor: Floats = 1 + np.einsum("md,md->m", fit.lines.tilt, fit.lines.offset)
         return own * factor
 
-    def own_score(self) -> Floats | float:
+    def _self_score(self) -> Floats | float:
         """The log weight of each training row for itself."""
         if not callable(self.kernel):
             return 0.0
-        dtype = _score_dtype(self.kernel)
-        points = torch.as_tensor(np.hstack([self.key, self.rows.codes]), dtype=dtype).unsqueeze(1)  # [n, 1, d + g]
+        points = self._score_input(self.rows).unsqueeze(1)  # [n, 1, d + g]
         with torch.no_grad():
             score: Floats = self.kernel(points, points).double().numpy()
             return score[:, 0, 0]
+
+    def _score_input(self, rows: Rows) -> Tensor:
+        """Rows as a score of the user's own takes them, [n, d + g], in the dtype of its parameters, or float64."""
+        parameters = self.kernel.parameters() if isinstance(self.kernel, torch.nn.Module) else iter(())
+        dtype = next((x.dtype for x in parameters), torch.float64)
+        return torch.as_tensor(np.hstack([self.in_bandwidths(rows.numeric), rows.codes]), dtype=dtype)
 
     def log_density(self, log_weight: Floats) -> Floats:
         """The log of the kernel density estimate, from the log of the summed weights."""
@@ -282,12 +282,6 @@ class Smoother:
         volume += self.kind.profile.log_mass(self.rows.numeric.shape[1])
         same = float(np.log(np.maximum(1 - np.clip(self.category_bandwidth, 0, 1), 1e-300)).sum())
         return log_weight - total - volume + same
-
-
-def _score_dtype(score: Score) -> torch.dtype:
-    """The dtype that a score of the user's own is called with: that of its parameters, or float64."""
-    parameters = score.parameters() if isinstance(score, torch.nn.Module) else iter(())
-    return next((x.dtype for x in parameters if isinstance(x, Tensor)), torch.float64)
 
 
 def fit_lines(moments: Moments, ridge: float = _RIDGE, outputs: int | None = None) -> _Lines:
@@ -368,12 +362,9 @@ def local_linear(
         (Cov(key) + ridge · 1) slope = Cov(key, value)
         intercept = Mean(value) - slopeᵀ(Mean(key) - query)
 
-    An infinite ridge gives a slope of 0, the plain average of attention. That is biased if the keys lie on one side of
-    the query, or the function is steep; the line is not (Fan 1992).
-
-    query `[q, d]` and key `[k, d]` in units of the bandwidth, so that the ridge means the same for every metric; value
-    `[k, c]`; the score is a kernel of bandwidth 1. A query that may see no key gets the mean of all values. The last
-    `codes` columns are categories: the score reads them, the line does not.
+    query `[q, d]` and key `[k, d]` are in units of the bandwidth, value is `[k, c]`, the score a kernel of bandwidth 1.
+    A query that may see no key gets the mean of all values. The last `codes` columns are categories: the score reads
+    them, the line does not.
 
     >>> import torch, regard
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
@@ -381,40 +372,20 @@ def local_linear(
     >>> [round(intercept, 2) for intercept in line[0].tolist()]
     [51.0]
     """
-    if key.ndim != 2 or query.ndim != 2 or value.ndim != 2:
-        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
-        raise ValueError(f"query, key and value must be [length, size], got {shapes}")
-    size = key.shape[-1] - codes
+    size, targets = key.shape[-1] - codes, value.shape[-1]
     # Products of numbers far from 0 would lose, in the covariance, the digits that the difference needs.
     centre, mean = key[:, :size].detach().mean(dim=0), value.detach().mean(dim=0)
-    columns = _moment_columns(key[:, :size] - centre, value - mean)
+    x, y = key[:, :size] - centre, value - mean
+    first, second = torch.triu_indices(size, size, device=key.device)
+    crossed = (x.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)  # [k, d·c]
+    columns = torch.cat([y, x, x[:, first] * x[:, second], crossed], dim=-1)  # [k, c + d + d(d+1)/2 + d·c]
     means = attend(query, key, columns, score=score, mask=mask, engine=engine)
-    return mean + _solve_intercept(query[:, :size] - centre, means, value.shape[-1], ridge)
-
-
-def _moment_columns(key: Tensor, value: Tensor) -> Tensor:
-    """The columns whose weighted means are needed: value, key, key × key, key × value. `[k, c + d + dd' + dc]`."""
-    first, second = _upper_triangle(key.shape[-1], key.device)
-    crossed = (key.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)  # [k, d·c]
-    return torch.cat([value, key, key[:, first] * key[:, second], crossed], dim=-1)
-
-
-def _solve_intercept(query: Tensor, means: Tensor, targets: int, ridge: float | Tensor) -> Tensor:
-    """The line's value at the query, from the weighted means of the `_moment_columns`. `[q, c]`"""
-    size = query.shape[-1]
-    first, second = _upper_triangle(size, query.device)
-    value, key, square, crossed = torch.split(means, [targets, size, len(first), size * targets], dim=-1)
+    y, x, square, crossed = torch.split(means, [targets, size, len(first), size * targets], dim=-1)
     product = square.new_zeros(len(query), size, size)
     product[:, first, second] = square
     product[:, second, first] = square
-    covariance = product - key.unsqueeze(-1) * key.unsqueeze(-2)  # [q, d, d]
-    shared = crossed.reshape(-1, size, targets) - key.unsqueeze(-1) * value.unsqueeze(-2)  # [q, d, c]
-    slope = torch.linalg.solve(covariance + ridge * torch.eye(size, dtype=query.dtype, device=query.device), shared)
-    rise: Tensor = (query - key).unsqueeze(-2) @ slope  # [q, 1, c]
-    return value + rise.squeeze(-2)
-
-
-def _upper_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column indices of the upper half of a symmetric matrix."""
-    first, second = torch.triu_indices(size, size, device=device)
-    return first, second
+    covariance = product - x.unsqueeze(-1) * x.unsqueeze(-2)  # [q, d, d]
+    shared = crossed.reshape(-1, size, targets) - x.unsqueeze(-1) * y.unsqueeze(-2)  # [q, d, c]
+    slope = torch.linalg.solve(covariance + ridge * torch.eye(size, dtype=x.dtype, device=x.device), shared)
+    rise: Tensor = (query[:, :size] - centre - x).unsqueeze(-2) @ slope  # [q, 1, c]
+    return mean + y + rise.squeeze(-2)
