@@ -22,6 +22,7 @@ seconds, which exclude other work on the machine.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,7 +117,7 @@ def abmil(features: int) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def as_theirs(bags: Bags, y: Integers, scale: StandardScaler) -> list[dict[str, torch.Tensor]]:
-    instances = bags.with_instances(scale.transform(bags.instances).astype(np.float32))
+    instances = replace(bags, instances=scale.transform(bags.instances).astype(np.float32))
     return [
         {"X": torch.from_numpy(bag), "Y": torch.tensor(float(label))} for bag, label in zip(instances, y, strict=True)
     ]

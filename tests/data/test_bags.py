@@ -138,7 +138,7 @@ def test_targets_of_rows_are_grouped_by_bag():
         (lambda: as_bags(SMALL_FRAME.assign(y=[0, None, 1]), by="bag"), "bag b has NaN in instance 0, feature 'y'"),
         (
             lambda: as_bags(SMALL_FRAME.assign(bag=["a", None, "a"]), by="bag"),
-            "'bag' must name the bag of each row.* row 1",
+            "column 'bag', row 1: each row must name its bag",
         ),
         (lambda: as_bags(SMALL_FRAME[["bag"]], by="bag"), "must be a feature beside the column of bags 'bag'"),
         (lambda: as_bags(SMALL_FRAME[:0], by="bag"), "at least one bag, got a frame without rows"),

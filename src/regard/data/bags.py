@@ -12,8 +12,8 @@ least one bag, none of them empty, the same number of features in all, no NaN an
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,14 +88,6 @@ class Bags:
         names = None if self.names is None else self.names[chosen]
         rows = None if self.rows is None else self.rows[row]
         return Bags(self.instances[row], starts, names, self.features, rows)
-
-    def with_instances(self, instances: Floats) -> Self:
-        """The same bags with other instances [N, d]."""
-        return replace(self, instances=instances)
-
-    def without_feature_names(self) -> Self:
-        """The same bags with features that have no names."""
-        return replace(self, features=None)
 
     def sums(self, values: Floats) -> Floats:
         """Sums over each bag, [N, ...] → [B, ...]."""

@@ -271,10 +271,8 @@ def test_models_saved_from_python_predict_too(here):
     plain = pd.read_csv("new.csv", dtype={"molecule": str})[["width", "molecule", "charge", "length"]]
     plain.to_csv("plain.csv", index=False)
     output = frame_of(run("predict", "model", "plain.csv"))
-    by_hand = regard.as_bags(
-        plain.set_axis(["x0", "molecule", "x1", "x2"], axis=1), by="molecule"
-    ).without_feature_names()
-    np.testing.assert_allclose(output["y"], model.predict(by_hand), rtol=1e-9)
+    by_hand = regard.as_bags(plain.set_axis(["x0", "molecule", "x1", "x2"], axis=1), by="molecule")
+    np.testing.assert_allclose(output["y"], model.predict(list(by_hand)), rtol=1e-9)
     assert "QuadraticRegressor" in run("info", "model").stdout
     assert "fitted on 3 columns without names, new.csv has 5" in refused("predict", "model", "new.csv")
     model.set_params(bag=None).save("model")

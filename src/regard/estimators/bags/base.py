@@ -1,10 +1,11 @@
 """What all estimators over bags share: reading bags and targets, the scale of features, classes, evidence, saving.
 
 An estimator over bags is a sum over instances: output(bag) = constant + Σᵢ contribution(xᵢ; bag). Subclasses define
-`_outputs` and `_explain`; predictions and evidence follow from them. Scikit-learn's `check_estimator` needs tables
-[n, d] and does not apply: here X is `regard.data.bags.Bags`, or what `as_bags` takes.
+`_contributions`, or `_outputs` and `_explain`; predictions and evidence follow from them. Scikit-learn's
+`check_estimator` needs tables [n, d] and does not apply: here X is what `regard.data.bags.as_bags` takes.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_bags
-from regard.data.columns import Scale, fit_scale
+from regard.data.columns import Scale, fit_scale, is_missing
 from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
 from regard.estimators.common import (
@@ -73,6 +74,7 @@ class OverBags(_FeatureSettings, SavedEstimator):
     scale_: Scale
     targets_: list[str]
     classes_: Labels  # of a classifier
+    intercept_: Floats | float  # without a network: what is added to the contributions
     structure_: dict[str, Any]  # the settings that the learned arrays depend on, as they were in `fit`
 
     def __sklearn_tags__(self) -> "Tags":
@@ -164,15 +166,26 @@ class OverBags(_FeatureSettings, SavedEstimator):
         return fit_scale(instances, None, "standard" if self.standardise else None)
 
     def _scaled(self, bags: Bags) -> Bags:
-        return bags.with_instances(self.scale_(bags.instances))
+        return replace(bags, instances=self.scale_(bags.instances))
 
-    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
-        """The weights [N] of instances, adding up to 1 in each bag, and their contributions [N, outputs]."""
+    def _contributions(self, bags: Bags) -> Floats:
+        """What each instance adds to the outputs, [N, outputs]."""
         raise NotImplementedError
 
     def _outputs(self, bags: Bags) -> Floats:
         """The outputs of bags, [B, outputs]."""
-        raise NotImplementedError
+        return bags.sums(self._contributions(bags)) + self.intercept_
+
+    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+        """The weights [N] of instances, adding up to 1 in each bag, and their contributions [N, outputs].
+
+        Without attention a weight is the fraction of the bag's |contributions|; equal if all are 0.
+        """
+        contribution, bag = self._contributions(bags), bags.bag_index
+        size = np.abs(contribution).sum(axis=1)
+        total = bags.sums(size)
+        weight = np.where(total[bag] > 0, size / np.where(total > 0, total, 1.0)[bag], 1.0 / bags.sizes[bag])
+        return weight, contribution
 
     def _arrays(self) -> Arrays:
         """The learned arrays, by name."""
@@ -211,7 +224,7 @@ class ClassifierOverBags(ClassifierMixin, _ClassSettings, OverBags):  # type: ig
     def _read_classes(self, X: object, y: object) -> tuple[Bags, Integers]:  # noqa: N803
         """Training bags, and the index of each bag's class in `classes_`."""
         bags, target = self._read_training(X, y)
-        missing = [_is_missing(label) for label in target.tolist()]
+        missing = [is_missing(label) for label in target.tolist()]
         if any(missing):
             raise ValueError(f"y must have a class for each bag, got none for {bags.describe(missing.index(True))}")
         check_classification_targets(target)
@@ -255,14 +268,3 @@ class RegressorOverBags(RegressorMixin, OverBags):  # type: ignore[misc]
                 largest = np.abs(target).max()
                 raise ValueError(f"y must have a finite variance in float64, got numbers up to {largest:g}")
         return bags, target
-
-
-def _is_missing(label: Any) -> bool:
-    """Whether a label is None, NaN, or a missing value of pandas, which need not be installed."""
-    return label is None or type(label).__name__ in ("NAType", "NaTType") or bool(label != label)
-
-
-def fractions(size: Floats, bags: Bags) -> Floats:
-    """Sizes [N] ≥ 0 as fractions of their sum over the bag; equal fractions if all are 0."""
-    total, bag = bags.sums(size), bags.bag_index
-    return np.where(total[bag] > 0, size / np.where(total > 0, total, 1.0)[bag], 1.0 / bags.sizes[bag])

@@ -6,6 +6,7 @@ All rows of a bag must have the same target. All other columns are features, and
 as 1 and 0. The names of bags are text, whatever they look like, so that 1 and 01 are two bags in every file.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class BagSubject(TableSubject[BagTable, Bags]):
         if schema.bag is None:
             raise ValueError("the model has no column of bags: set its bag=… in Python, and save it again")
         bags = as_bags(self.read_rows(model, schema, path), by=schema.bag)
-        return bags if hasattr(model, "feature_names_in_") else bags.without_feature_names()
+        return bags if hasattr(model, "feature_names_in_") else replace(bags, features=None)
 
     def predict(self, model: "OverBags", schema: Schema, inputs: Bags, columns: frozenset[str]) -> "DataFrame":
         """A row for each bag: its name, its prediction, and the probabilities of its classes."""

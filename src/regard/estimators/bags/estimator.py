@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from regard.data.bags import Bags, Floats
 from regard.data.columns import Scale
-from regard.estimators.bags.base import Arrays, ClassifierOverBags, RegressorOverBags, fractions
+from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags
 from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
 from regard.estimators.bags.training import NetworkOverBags
 from regard.estimators.common import all_or_nothing
@@ -92,7 +92,7 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         standard = (target - centre) / spread
         if self.attention == "linear":
             self._fit_linear(bags, standard, spread)
-            self.intercept_ = float(np.mean(target - bags.sums(self._products(bags))))
+            self.intercept_ = float(np.mean(target - bags.sums(self._contributions(bags))[:, 0]))
             return self
         self._train(bags, torch.from_numpy(standard).float(), torch.ones(len(bags)), _squared_error)
         self.network_.read.weight *= spread  # so that outputs and evidence are in the units of y
@@ -110,9 +110,9 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         u, v = fit_pair(scaled, y, (u, v), self.weight_decay)
         self.u_, self.v_ = u / self.scale_.spread * spread, v / self.scale_.spread
 
-    def _products(self, bags: Bags) -> Floats:
-        """The contribution of each instance to linear attention, (uᵀx)(vᵀx), [N]."""
-        return (bags.instances @ self.v_) * (bags.instances @ self.u_)
+    def _contributions(self, bags: Bags) -> Floats:
+        """Of linear attention, (uᵀx)(vᵀx). u and v are interchangeable, so vᵀx alone is no weight."""
+        return ((bags.instances @ self.v_) * (bags.instances @ self.u_))[:, None]
 
     def _feature_scale(self, instances: Floats) -> Scale:
         linear = self.attention == "linear"
@@ -130,16 +130,10 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         return bool(self.structure_["attention"] == "linear")
 
     def _outputs(self, bags: Bags) -> Floats:
-        if not self._is_linear:
-            return super()._outputs(bags)
-        return bags.sums(self._products(bags))[:, None] + self.intercept_
+        return OverBags._outputs(self, bags) if self._is_linear else super()._outputs(bags)
 
     def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
-        if not self._is_linear:
-            return super()._explain(bags)
-        # u and v are interchangeable, so vᵀx alone means nothing: the weight is the fraction of |contributions|.
-        contribution = self._products(bags)
-        return fractions(np.abs(contribution), bags), contribution[:, None]
+        return OverBags._explain(self, bags) if self._is_linear else super()._explain(bags)
 
     def _arrays(self) -> Arrays:
         if not self._is_linear:

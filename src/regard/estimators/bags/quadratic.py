@@ -31,7 +31,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from regard.data.bags import Bags, Floats, Labels
 from regard.data.columns import Scale
-from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags, fractions
+from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags
 from regard.estimators.common import all_or_nothing
 from regard.estimators.settings import setting, with_settings
 
@@ -87,12 +87,8 @@ class QuadraticRegressor(RegressorOverBags):
     def _feature_scale(self, instances: Floats) -> Scale:
         return root_mean_square_scale(instances, self.standardise)
 
-    def _outputs(self, bags: Bags) -> Floats:
-        return quadratic(bags, self.weight_)[:, None] + self.intercept_
-
-    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
-        contribution = _instance_forms(bags, self.weight_)
-        return fractions(np.abs(contribution), bags), contribution[:, None]
+    def _contributions(self, bags: Bags) -> Floats:
+        return _instance_forms(bags, self.weight_)[:, None]
 
     def _arrays(self) -> Arrays:
         return {
@@ -131,16 +127,12 @@ class _FlatModel(OverBags):
         self.coef_, self.intercept_ = np.atleast_2d(solver.coef_), np.atleast_1d(solver.intercept_)
         return self
 
-    def _outputs(self, bags: Bags) -> Floats:
-        return np.asarray(self._flatten(bags) @ self.coef_.T + self.intercept_)
-
-    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+    def _contributions(self, bags: Bags) -> Floats:
         size = self.n_instances_in_
         features = self._flatten(bags).reshape(len(bags), size, -1)  # [B, k · d] → [B, k, d]
         coef = self.coef_.reshape(len(self.coef_), size, -1)  # [outputs, k · d] → [outputs, k, d]
-        # [B, k, outputs] → [B · k, outputs]
-        contribution = np.einsum("bkd,ckd->bkc", features, coef).reshape(len(bags.instances), -1)
-        return fractions(np.abs(contribution).sum(axis=1), bags), contribution
+        contribution = np.einsum("bkd,ckd->bkc", features, coef)
+        return np.asarray(contribution.reshape(len(bags.instances), -1))  # [B, k, outputs] → [B · k, outputs]
 
     def _arrays(self) -> Arrays:
         return {"coef": self.coef_, "intercept": self.intercept_, "instances": np.array(self.n_instances_in_)}

@@ -6,6 +6,7 @@ predicts in float64, so that contributions add up to the output to rounding erro
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class NetworkOverBags(_NetworkSettings, OverBags):
         outputs = 1 if strata is None or strata.max() < 2 else int(strata.max()) + 1
         rate, epochs = (_PLAIN_RATE, _PLAIN_EPOCHS) if self.hidden_size is None else (_EMBEDDED_RATE, _EMBEDDED_EPOCHS)
         seed, mean_weight = seed_of(self.random_state), weight.mean()
-        scaled = bags.with_instances(self.scale_(bags.instances).astype(np.float32))
+        scaled = replace(bags, instances=self.scale_(bags.instances).astype(np.float32))
         training, validation = _split(
             len(bags), strata, self.validation_fraction if self.early_stopping else None, seed
         )

@@ -102,7 +102,7 @@ def learn_metric(
     score = make_score(torch.ones((), dtype=torch.float64))
     smooth = _differentiable_score(score)
     model = Stretch(data.points.shape[-1] - data.codes, start)
-    with _single_thread(), _flush_denormals():
+    with _fast_small_steps():
         history = [
             _run_stage(stage, model, sample, split, smooth, generator, progress)
             for stage in plan_stages(metric, order, split)
@@ -347,28 +347,18 @@ def _scale_to_best(model: Stretch, trial: Trial) -> float:
 
 
 @contextmanager
-def _single_thread() -> Iterator[None]:
-    """Steps of a few milliseconds on one thread: the same bits on every machine.
+def _fast_small_steps() -> Iterator[None]:
+    """One thread, and weights below 1e-38 rounded to 0: for steps of a few milliseconds, and the same bits everywhere.
 
     Several threads wait for one another at each operation. With another process on one of the cores, that was measured
-    to take 25 times as long.
+    to take 25 times as long. Most keys of a narrow kernel have a weight below 1e-38, and denormal numbers make the CPU
+    5 times slower.
     """
-    before = torch.get_num_threads()
+    threads, flushes = torch.get_num_threads(), float(torch.tensor(1e-39) * 1.0) == 0
     torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _flush_denormals() -> Iterator[None]:
-    """Round weights below 1e-38 to 0, in this thread. Most keys of a narrow kernel have one, and denormal numbers make
-    the CPU 5 times slower.
-    """
-    before = float(torch.tensor(1e-39) * 1.0) == 0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(before)
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushes)
