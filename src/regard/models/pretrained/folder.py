@@ -198,7 +198,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     return values
-<<<<<<< HEAD
 
 
 def import_tokenizers(path: str | Path) -> ModuleType:
@@ -207,11 +206,3 @@ def import_tokenizers(path: str | Path) -> ModuleType:
         return importlib.import_module("tokenizers")
     except ImportError:
         raise ImportError(f"{path} needs the package tokenizers: pip install 'regard[all]'") from None
-
-
-def _list_names(names: Collection[str], limit: int = 5) -> str:
-    """The first names, for an error message."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(repr, list(names)[:limit])) + more
-=======
->>>>>>> 588a988 (Tables: checks in tables.py, roles and schema in columns.py; commands of rows and bags share TableSubject; quote_names in checks)
