@@ -127,6 +127,9 @@ class _FlatModel(OverBags):
         self.coef_, self.intercept_ = np.atleast_2d(solver.coef_), np.atleast_1d(solver.intercept_)
         return self
 
+    def _outputs(self, bags: Bags) -> Floats:
+        return np.asarray(self._flatten(bags) @ self.coef_.T + self.intercept_)
+
     def _contributions(self, bags: Bags) -> Floats:
         size = self.n_instances_in_
         features = self._flatten(bags).reshape(len(bags), size, -1)  # [B, k · d] → [B, k, d]

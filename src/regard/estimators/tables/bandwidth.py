@@ -222,7 +222,8 @@ def _search_factors(
             bar.update(done=min(trials, budget - 1), loss=value)
             return math.inf if math.isnan(value) else value
 
-        best = _search_one_factor(trial, grid, columns, categories)
+        common = np.append(np.ones(columns), np.zeros(categories))
+        best = common * _search_one_factor(lambda exponent: trial(common * exponent), grid)
         if not math.isfinite(trial(best)):
             raise ValueError(
                 f"bandwidth={criterion!r} found no bandwidth to judge among {count} rows: AICc needs more rows than the"
@@ -245,21 +246,14 @@ def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     return replace(smoother, bandwidth=smoother.bandwidth * factor, category_bandwidth=largest * odds / (1 + odds))
 
 
-def _search_one_factor(trial: Callable[[Floats], float], grid: Floats, columns: int, categories: int) -> Floats:
+def _search_one_factor(trial: Callable[[float], float], grid: Floats) -> float:
     """The best common factor: first on a grid, for the criterion has many minima, then near the best of the grid."""
-
-    def exponents(exponent: float) -> Floats:
-        return np.append(np.full(columns, exponent), np.zeros(categories))
-
-    values = [trial(exponents(exponent)) for exponent in grid]
+    values = [trial(exponent) for exponent in grid]
     middle, step = float(grid[int(np.argmin(values))]), float(grid[1] - grid[0])
     result = optimize.minimize_scalar(
-        lambda exponent: trial(exponents(exponent)),
-        bounds=(middle - step, middle + step),
-        method="bounded",
-        options={"maxiter": 12, "xatol": 0.005},
+        trial, bounds=(middle - step, middle + step), method="bounded", options={"maxiter": 12, "xatol": 0.005}
     )
-    return exponents(float(result.x) if result.fun <= min(values) else middle)
+    return float(result.x) if result.fun <= min(values) else middle
 
 
 def _search_many_factors(

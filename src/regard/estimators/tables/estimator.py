@@ -192,9 +192,9 @@ class _KernelEstimator(Seeded, SavedEstimator):
         query = self._query(X)
         most = checked_top(top, len(self.smoother_.rows), "rows")
         check_memory(len(query), most, "rows")
-        found = top_rows(self.smoother_, query, most)
-        rows = np.where(found.index < 0, -1, self.row_index_[found.index])
-        return Evidence(rows, found.weight, found.rest, self._evidence_table(), self.labels_, row_labels(X))
+        top_weights = top_rows(self.smoother_, query, most)
+        rows = np.where(top_weights.index < 0, -1, self.row_index_[top_weights.index])
+        return Evidence(rows, top_weights.weight, top_weights.rest, self._evidence_table(), self.labels_, row_labels(X))
 
     def _evidence_table(self) -> dict[str, Labels]:
         """Targets and features of the training rows, as they were given."""
