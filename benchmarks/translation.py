@@ -62,6 +62,7 @@ BOUNDS = {"rnn-en-de": None, "bahdanau-en-de": 35.0, "luong-en-de": 35.0, "trans
 """Target BLEU of the runs."""
 DATA = "REGARD_BENCHMARK_DATA"
 data_folder: Path | None = None
+RATES = {"lr": 1e-4, "weight_decay": 0.01}
 
 
 @cache
@@ -194,7 +195,7 @@ def transformers(by_length: bool) -> Callable[[int], Training]:
         theirs = TorchTransformer(encoded_pairs()[2])
         ours = as_ours(theirs)
         some = batches(8, by_length=by_length)
-        return Training(ours, theirs, some, (adamw(ours, 1e-4, 0.01), adamw(theirs, 1e-4, 0.01)))
+        return Training(ours, theirs, some, (adamw(ours, **RATES), adamw(theirs, **RATES)))
 
     return build
 
@@ -225,7 +226,7 @@ def recurrences(seed: int) -> Training:
     vocabulary = encoded_pairs()[2]
     ours = bahdanau(vocabulary, vocabulary, size=256, hidden=256, dropout=0.3, shared=True, tied=True)
     peer = copy.deepcopy(ours)
-    return Training(ours, peer, batches(8, by_length=True), (adamw(ours, 1e-4, 0.01), adamw(peer, 1e-4, 0.01)))
+    return Training(ours, peer, batches(8, by_length=True), (adamw(ours, **RATES), adamw(peer, **RATES)))
 
 
 def training_case(name: str, build: Callable[[int], Training], peer_loss: Callable[[Any], Any]) -> Case[Training]:

@@ -155,10 +155,10 @@ def evidence(
     count = subject.count(inputs)
     if plot is not None and row > count:
         raise ValueError(f"--row must be between 1 and {count}, the number of {subject.inputs} in {data}, got {row}")
-    found = subject.evidence(model, inputs, top)
+    weights = subject.evidence(model, inputs, top)
     if plot is not None:
-        subject.save_plot(found, row - 1, plot, subject.label(inputs, row - 1))
-    tables.write_table(found.to_frame(), out)
+        subject.save_plot(weights, row - 1, plot, subject.label(inputs, row - 1))
+    tables.write_table(weights.to_frame(), out)
 
 
 @app.command()

@@ -31,8 +31,8 @@ class _Output:
 
 def subjects() -> dict[str, AnySubject]:
     """The subjects by the names of their commands."""
-    found = [subject_module(name, "command").SUBJECT for name in SUBJECTS]
-    return {each.name: each for each in found}
+    commands = [subject_module(name, "command").SUBJECT for name in SUBJECTS]
+    return {each.name: each for each in commands}
 
 
 class FitGroup(typer.core.TyperGroup):
@@ -42,8 +42,8 @@ class FitGroup(typer.core.TyperGroup):
         return list(subjects())
 
     def get_command(self, ctx: Context, name: str) -> _Command | None:
-        found = subjects().get(name)
-        return None if found is None else _fit_command(found)
+        subject = subjects().get(name)
+        return None if subject is None else _fit_command(subject)
 
     def resolve_command(self, ctx: Context, args: list[str]) -> Any:
         """Raise for a name that is no subject, with the nearest one."""
@@ -142,9 +142,9 @@ def _settings(each: AnySubject) -> list[Setting]:
     import regard.estimators
 
     classes = [getattr(regard.estimators, name) for name in each.estimators]
-    found = {one.name: one for made in classes for one in settings_of(made) if one.option}
+    options = {one.name: one for made in classes for one in settings_of(made) if one.option}
     data = {one.name for one in settings_of(each.data)}
-    return [one for name, one in found.items() if name not in data]
+    return [one for name, one in options.items() if name not in data]
 
 
 def _declared(each: AnySubject) -> list[Setting]:

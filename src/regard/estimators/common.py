@@ -97,22 +97,19 @@ def restored_history(config: dict[str, Any]) -> History:
     return History((), tuple(history), values["best_epoch"], values["averaged"], values["best"])
 
 
-def adamw(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> torch.optim.AdamW:
+def adamw(
+    model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.99)
+) -> torch.optim.AdamW:
     """AdamW with weight decay of matrices, but not of gains and biases."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": decay},
+        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
         {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
-def muon(model: nn.Module, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> Muon:
-    """Muon for the weight matrices of layers, AdamW for the rest; gains and biases do not decay."""
-    return Muon.of(model, lr=rate, weight_decay=decay, betas=betas)
-
-
-OPTIMIZERS = {"muon": muon, "adamw": adamw}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"muon": Muon.of, "adamw": adamw}
 """Optimizers by the values of the setting."""
 
 

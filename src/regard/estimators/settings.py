@@ -66,8 +66,8 @@ class Setting:
     def requirement(self) -> str:
         """What must hold of a value, in words.
 
-        >>> [setting.requirement() for setting in settings_of(_Example)]
-        ['a positive whole number', 'a number of at least 0 and below 1', 'fast or slow']
+        >>> [setting.requirement() for setting in settings_of(Training)[:3]]
+        ['muon or adamw', 'a positive whole number', 'a whole number of at least 0']
         """
         words = [str(choice) for choice in self.choices]
         number = "a number" if float in self.kinds else "a whole number" if int in self.kinds else ""
@@ -166,7 +166,7 @@ def settings_of(cls: type) -> list[Setting]:
 def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting:
     """A field with the metadata that it, or the field that it overrides in a base class, was declared with."""
     above = (getattr(base, "__dataclass_fields__", {}).get(each.name) for base in cls.__mro__)
-    declared = next((found.metadata[_METADATA] for found in above if found and _METADATA in found.metadata), None)
+    declared = next((base.metadata[_METADATA] for base in above if base and _METADATA in base.metadata), None)
     if declared is None:
         raise TypeError(f"{cls.__name__}.{each.name} must be declared by setting(help, default=…)")
     kinds: list[object] = []
@@ -208,12 +208,11 @@ def saved_settings(estimator: BaseEstimator) -> dict[str, Any]:
 def settings_table(cls: type) -> str:
     """The settings of a class as a Markdown table, for the docs.
 
-    >>> print(settings_table(_Example))
+    >>> print(settings_table(Seeded))
     | setting | default | what it is |
     |---|---|---|
-    | `epochs` | `3` | passes over the data: a positive whole number |
-    | `dropout` | `0.5` | fraction dropped: a number of at least 0 and below 1 |
-    | `speed` | `"fast"` | how fast: fast or slow |
+    | `random_state` | `None` | seed: one seed, one result |
+    | `verbose` | `True` | show progress bars for work longer than a second: True or False |
     """
     rows = ["| setting | default | what it is |", "|---|---|---|"]
     for each in settings_of(cls):
@@ -226,15 +225,6 @@ def settings_table(cls: type) -> str:
 def _shown(default: object) -> str:
     """A default value as Python code."""
     return "required" if default is REQUIRED else f'"{default}"' if isinstance(default, str) else repr(default)
-
-
-@with_settings
-class _Example:
-    """What the examples in this file use."""
-
-    epochs: int = setting("passes over the data", default=3)
-    dropout: float = setting("fraction dropped", default=0.5, at_least=0, below=1)
-    speed: Literal["fast", "slow"] = setting("how fast", default="fast")
 
 
 _SEEDS = 2**64

@@ -170,7 +170,7 @@ class Captioner(TrainedEstimator):
         model: nn.Module = decoder if encoder.frozen else nn.ModuleDict({"sight": encoder, "decoder": decoder})
         if encoder.frozen:
             decoder.fit_scaling(grids(torch.randperm(len(data.training))[:_SCALE_IMAGES]))
-        optimizer = adamw(model, self.learning_rate, self.weight_decay)
+        optimizer = adamw(model, lr=self.learning_rate, weight_decay=self.weight_decay)
 
         def batches(epoch: int) -> CaptionBatches:
             return CaptionBatches(data.caption_images, data.tokens, self.batch_size, (seed, epoch))

@@ -70,8 +70,11 @@ class Translation(TrainedSubject[PairFiles, list[str]]):
     data = PairFiles
 
     def fit(self, data: PairFiles, settings: dict[str, Any], out: Path) -> Fitted:
-        pairs = _read_training(data)
-        translator = self.train(data, settings, out, *pairs, validation=_read_validation(data))
+        pairs, validation = _read_training(data), None
+        if data.validation_source is not None or data.validation_target is not None:
+            options = "--validation-source and --validation-target"
+            validation = _read_two(data.validation_source, data.validation_target, options)
+        translator = self.train(data, settings, out, *pairs, validation=validation)
         files = data.file or f"{data.source} and {data.target}"
         summary = f"Translator ({translator.model}) on {len(pairs.sources)} pairs of {files}"
         return Fitted(translator, [f"{summary}, held-out BLEU {_bleu(translator)}"])
@@ -115,27 +118,21 @@ def _bleu(model: "Translator") -> str:
 
 def _read_training(data: PairFiles) -> Pairs:
     """The training pairs: of one file with a tab between source and target, or of two files."""
-    if data.file is not None and data.source is None and data.target is None:
-        return read_pairs(data.file)
-    if data.file is not None or data.source is None or data.target is None:
+    two_files = data.source is not None or data.target is not None
+    if two_files == (data.file is not None):
         raise ValueError(
             "give one file with a tab between source and target, regard fit translator pairs.tsv, or two files,"
             " regard fit translator --source train.de --target train.en"
         )
-    return _read_two(data.source, data.target)
+    if data.file is not None:
+        return read_pairs(data.file)
+    return _read_two(data.source, data.target, "--source and --target")
 
 
-def _read_validation(data: PairFiles) -> Pairs | None:
-    """The validation pairs, if there are files of them."""
-    if data.validation_source is None and data.validation_target is None:
-        return None
-    if data.validation_source is None or data.validation_target is None:
-        raise ValueError("--validation-source and --validation-target must be given together, got one of them")
-    return _read_two(data.validation_source, data.validation_target)
-
-
-def _read_two(source: Path, target: Path) -> Pairs:
+def _read_two(source: Path | None, target: Path | None, options: str) -> Pairs:
     """The pairs of two files, line by line."""
+    if source is None or target is None:
+        raise ValueError(f"{options} must be given together, got one of them")
     pairs = Pairs(read_lines(source), read_lines(target))
     if len(pairs.sources) != len(pairs.targets):
         raise ValueError(

@@ -135,7 +135,7 @@ class Translator(Training, TrainedEstimator):
     def _train(self, model: Seq2Seq, corpus: Corpus, seed: int, run: Callable[..., History]) -> History:
         """Train a network on a corpus; it ends with the weights of the best validation."""
         rate = float(self.learning_rate or (3e-3 if self.model == "transformer" else 1e-3))
-        optimizer = OPTIMIZERS[self.optimizer](model, rate, self.weight_decay, betas=(0.9, 0.98))
+        optimizer = OPTIMIZERS[self.optimizer](model, lr=rate, weight_decay=self.weight_decay, betas=(0.9, 0.98))
         tokens = tokens_by_epoch(corpus, self.piece_dropout, seed)
         batches = len(TokenBatches(*tokens(0), self.batch_tokens))
         steps = self.epochs * math.ceil(batches / self.accumulate)

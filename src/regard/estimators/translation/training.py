@@ -105,8 +105,8 @@ def _usable_pairs(
         raise ValueError(f"no pair is left to train on: {reasons}")
     if left_out:
         warnings.warn(f"{len(left_out)} pairs are left out: {reasons}", stacklevel=4)
-    kept = _TokenPairs(*([side[index] for index in usable] for side in tokens))
-    return usable, kept, {"empty": empty, "long": long}
+    usable_tokens = _TokenPairs(*([side[index] for index in usable] for side in tokens))
+    return usable, usable_tokens, {"empty": empty, "long": long}
 
 
 def _checked_validation(validation: object) -> Pairs:

@@ -170,7 +170,7 @@ class Writer(Training, TrainedEstimator):
     ) -> History:
         """Train a network on tokens; an epoch of the loop is `validate_every` steps."""
         every = min(self.validate_every, self.steps)
-        optimizer = OPTIMIZERS[self.optimizer](model, self.learning_rate, self.weight_decay)
+        optimizer = OPTIMIZERS[self.optimizer](model, lr=self.learning_rate, weight_decay=self.weight_decay)
 
         def batches(epoch: int) -> Windows:
             steps = min(every, self.steps - epoch * every)
