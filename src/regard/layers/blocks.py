@@ -155,7 +155,7 @@ class _Stack(nn.Module):
             names.setdefault(attention, f"blocks.{index}.attention")
         with torch.no_grad(), watch(self, layers=list(names.values()), top=top) as weights:
             run()
-        records = {name: iter(found) for name, found in weights.items()}
+        records = {name: iter(runs) for name, runs in weights.items()}
         return [next(records[names[attention]]) for attention in attentions]
 
 

@@ -102,7 +102,7 @@ class MultiHeadAttention(nn.Module):
             raise TypeError(f"positions must have the methods rotate and bias, as Rotary and Alibi have, got {got}")
         self.positions = positions
         query, key = self.heads * self.head_size, self.kv_heads * self.head_size
-        self.rows = [query, key, key]  # of the packed matrix
+        self.projection_sizes = [query, key, key]  # rows of the packed matrix
         self.packed = self.key_size == self.value_size == size
         if self.packed:
             self.input = nn.Linear(size, query + 2 * key, bias=bias)
@@ -194,7 +194,7 @@ class MultiHeadAttention(nn.Module):
         """One projection of x (0 queries, 1 keys, 2 values), or those from `index` to `end`, side by side."""
         if not self.packed:
             return (self.query, self.key, self.value)[index](x)  # type: ignore[no-any-return]
-        rows = slice(sum(self.rows[:index]), sum(self.rows[: end or index + 1]))
+        rows = slice(sum(self.projection_sizes[:index]), sum(self.projection_sizes[: end or index + 1]))
         if not is_plain_linear(self.input):
             return self.input(x)[..., rows]  # type: ignore[no-any-return]
         return functional.linear(x, self.input.weight[rows], None if self.input.bias is None else self.input.bias[rows])

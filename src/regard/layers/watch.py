@@ -26,7 +26,10 @@ from regard.masks import Mask, both
 Weights = dict[str, list[Tensor | Look]]
 _Forward = Callable[..., object]
 _Wrapper = Callable[..., object]  # (forward, *args, **kwargs): calls forward, and returns its result
-_ATTEND = inspect.signature(Attend.forward)
+_ATTEND, _MULTI_HEAD, _ENCODER_LAYER = (
+    inspect.signature(kind.forward) for kind in (Attend, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+)
+_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -75,7 +78,7 @@ def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None
                 for recorder in recorders:
                     if recorder.layer is module.self_attn:
                         wrapper = functools.partial(recorder.call_encoder_layer, module)
-                        stack.enter_context(_ENCODER_LAYER.wrap(module, wrapper))
+                        stack.enter_context(_wrap_torch(nn.TransformerEncoderLayer, module, wrapper))
         yield weights
 
 
@@ -88,7 +91,8 @@ class _Recorder:
     def record_layer(self, stack: contextlib.ExitStack) -> None:
         """Record all calls until the stack is closed."""
         if isinstance(self.layer, nn.MultiheadAttention):
-            stack.enter_context(_MULTI_HEAD.wrap(self.layer, functools.partial(self.call_torch_heads, self.layer)))
+            wrapper = functools.partial(self.call_torch_heads, self.layer)
+            stack.enter_context(_wrap_torch(nn.MultiheadAttention, self.layer, wrapper))
             stack.enter_context(_wrap_forward(self.layer, self.call_and_warn))
             return
         attend = self.layer.attend
@@ -109,7 +113,7 @@ class _Recorder:
     ) -> object:
         """Call torch's attention, and record its weights."""
         output = forward(*args, **kwargs)
-        given = _MULTI_HEAD.arguments.bind(module, *args, **kwargs).arguments
+        given = _MULTI_HEAD.bind(module, *args, **kwargs).arguments
         masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
         self.records.append(_torch_look(module, given["query"], given["key"], **masks, top=self.top))
         return output
@@ -122,7 +126,7 @@ class _Recorder:
         output = forward(*args, **kwargs)
         if len(self.records) > before:
             return output
-        given = _ENCODER_LAYER.arguments.bind(module, *args, **kwargs).arguments
+        given = _ENCODER_LAYER.bind(module, *args, **kwargs).arguments
         x, padding, mask = given["src"], given.get("src_key_padding_mask"), given.get("src_mask")
         with torch.no_grad():
             if x.is_nested:
@@ -148,10 +152,10 @@ class _Recorder:
 
 
 class _WrappedForward:
-    """A module's `forward` with wrappers around it, the last one outermost; they may be removed in any order."""
+    """The `forward` of a module or a class with wrappers around it, the last one outermost."""
 
     def __init__(self, forward: _Forward, own: _Forward | None) -> None:
-        self.forward, self.own = forward, own
+        self.forward, self.own = forward, own  # own: what the module or class itself has as `forward`
         self.wrappers: list[_Wrapper] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -160,71 +164,45 @@ class _WrappedForward:
             forward = functools.partial(wrapper, forward)
         return forward(*args, **kwargs)
 
+    def __get__(self, module: nn.Module | None, kind: type[nn.Module]) -> _Forward:
+        return self if module is None else functools.partial(self, module)  # a method, if it is a class's
+
 
 @contextlib.contextmanager
-def _wrap_forward(module: nn.Module, wrapper: _Wrapper) -> Iterator[None]:
-    """Call `wrapper(forward, *args, **kwargs)` instead of a module's `forward`."""
-    own = module.__dict__.get("forward")
-    wrapped = own if isinstance(own, _WrappedForward) else _WrappedForward(module.forward, own)
-    wrapped.wrappers.append(wrapper)
-    module.forward = wrapped
+def _wrap_forward(target: nn.Module | type[nn.Module], wrapper: _Wrapper) -> Iterator[None]:
+    """Call `wrapper(forward, *args, **kwargs)` instead of a module's or class's `forward`; may end in any order."""
+    entry = functools.partial(wrapper)  # the same wrapper may be entered several times
+    with _LOCK:
+        own = vars(target).get("forward")
+        wrapped = own if isinstance(own, _WrappedForward) else _WrappedForward(target.forward, own)
+        wrapped.wrappers = [*wrapped.wrappers, entry]
+        target.forward = wrapped
     try:
         yield
     finally:
-        wrapped.wrappers = [other for other in wrapped.wrappers if other is not wrapper]
-        if not wrapped.wrappers and module.__dict__.get("forward") is wrapped:
-            if wrapped.own is None:
-                del module.forward
-            else:
-                module.forward = wrapped.own
+        with _LOCK:
+            wrapped.wrappers = [other for other in wrapped.wrappers if other is not entry]
+            if not wrapped.wrappers and vars(target).get("forward") is wrapped:
+                if wrapped.own is None:
+                    del target.forward
+                else:
+                    target.forward = wrapped.own
 
 
-class _TorchClass:
-    """A class of torch whose `forward` can be wrapped for single modules, also below a subclass that overrides it."""
+def _wrap_torch(kind: type[nn.Module], module: nn.Module, wrapper: _Wrapper) -> contextlib.AbstractContextManager[None]:
+    """Wrap the `forward` of a class of torch for one module, also below a subclass that overrides it."""
+    if type(module).forward is kind.forward:
+        return _wrap_forward(module, wrapper)
 
-    def __init__(self, kind: type[nn.Module]) -> None:
-        self.kind, self.forward = kind, kind.forward
-        self.arguments = inspect.signature(kind.forward)
-        self.lock = threading.Lock()
-        self.wrappers: list[tuple[nn.Module, _Wrapper]] = []
+    def for_module(forward: _Forward, called: nn.Module, *args: object, **kwargs: object) -> object:
+        bound = functools.partial(forward, called)
+        return wrapper(bound, *args, **kwargs) if called is module else bound(*args, **kwargs)
 
-    @contextlib.contextmanager
-    def wrap_class(self, module: nn.Module, wrapper: _Wrapper) -> Iterator[None]:
-        """Wrap the class's own `forward` in the calls for this module."""
-        entry = module, wrapper
+    def outer(forward: _Forward, *args: object, **kwargs: object) -> object:
+        with _wrap_forward(kind, for_module):
+            return forward(*args, **kwargs)
 
-        def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
-            call: _Forward = functools.partial(self.forward, module)
-            for wrapped, wrapper in self.wrappers:
-                if wrapped is module:
-                    call = functools.partial(wrapper, call)
-            return call(*args, **kwargs)
-
-        with self.lock:
-            if not self.wrappers:
-                self.forward, self.kind.forward = self.kind.forward, forward
-            self.wrappers = [*self.wrappers, entry]
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.wrappers = [other for other in self.wrappers if other is not entry]
-                if not self.wrappers:
-                    self.kind.forward = self.forward
-
-    def wrap(self, module: nn.Module, wrapper: _Wrapper) -> contextlib.AbstractContextManager[None]:
-        """Wrap the class's `forward` for this module, even if the module's class overrides it and calls it."""
-        if type(module).forward is self.kind.forward:
-            return _wrap_forward(module, wrapper)
-
-        def outer(forward: _Forward, *args: object, **kwargs: object) -> object:
-            with self.wrap_class(module, wrapper):
-                return forward(*args, **kwargs)
-
-        return _wrap_forward(module, outer)
-
-
-_MULTI_HEAD, _ENCODER_LAYER = _TorchClass(nn.MultiheadAttention), _TorchClass(nn.TransformerEncoderLayer)
+    return _wrap_forward(module, outer)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ shape raises an error, and so does one that is missing or left over.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -69,9 +70,9 @@ class _Architecture(NamedTuple):
             else:
                 parent, rows = model.get_submodule(module.rpartition(".")[0]), [shape[0] // len(parts)] * len(parts)
                 if len(parts) > 1 and isinstance(parent, MultiHeadAttention):
-                    rows = parent.rows  # of queries, keys and values
-                every = [weights.take(f"{part}.{kind}", n, *shape[1:]) for part, n in zip(parts, rows, strict=True)]
-                state[name] = torch.cat(every) if len(every) > 1 else every[0]
+                    rows = parent.projection_sizes
+                taken = [weights.take(f"{part}.{kind}", n, *shape[1:]) for part, n in zip(parts, rows, strict=True)]
+                state[name] = torch.cat(taken) if len(taken) > 1 else taken[0]
         state |= weights.take_output(tied, state["embedding.token.weight"])
         weights.check_rest(self.ignored)
         model.load_state_dict(state, assign=True)
@@ -107,7 +108,8 @@ def gpt2(settings: Settings) -> LanguageModel:
         settings.require(name, False)
     size, heads, blocks = (settings.size(name) for name in ("n_embd", "n_head", "n_layer"))
     vocabulary, context = settings.size("vocab_size"), settings.size("n_positions")
-    hidden, epsilon = settings.size("n_inner", 4 * size), settings.number("layer_norm_epsilon", 1e-5)
+    hidden = settings.size("n_inner", 4 * size)
+    norm = partial(nn.LayerNorm, eps=settings.number("layer_norm_epsilon", 1e-5))
     activation = settings.choice("activation_function", "gelu_new", _ACTIVATIONS)
     score = scaled_dot if settings.flag("scale_attn_weights", True) else dot
     weight_dropout, dropout = settings.dropout("attn_pdrop", 0.1), settings.dropout("resid_pdrop", 0.1)
@@ -116,9 +118,6 @@ def gpt2(settings: Settings) -> LanguageModel:
     def block() -> Block:
         attention = MultiHeadAttention(size, heads, score=score, dropout=weight_dropout)
         return Block(attention, FeedForward(size, hidden, activation=activation), norm=norm, dropout=dropout)
-
-    def norm(size: int) -> nn.Module:
-        return nn.LayerNorm(size, eps=epsilon)
 
     return LanguageModel(
         Embedding(vocabulary, size, positions=positions, dropout=input_dropout),
@@ -139,7 +138,8 @@ def bert(settings: Settings) -> TextEncoder:
     size, heads, blocks = (settings.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     vocabulary, context = settings.size("vocab_size"), settings.size("max_position_embeddings")
     hidden, types = settings.size("intermediate_size"), settings.size("type_vocab_size", 2)
-    activation, epsilon = settings.choice("hidden_act", "gelu", _ACTIVATIONS), settings.number("layer_norm_eps", 1e-12)
+    activation = settings.choice("hidden_act", "gelu", _ACTIVATIONS)
+    norm = partial(nn.LayerNorm, eps=settings.number("layer_norm_eps", 1e-12))
     weight_dropout = settings.dropout("attention_probs_dropout_prob", 0.1)
     positions, dropout = LearnedPositions(context, size), settings.dropout("hidden_dropout_prob", 0.1)
 
@@ -147,9 +147,6 @@ def bert(settings: Settings) -> TextEncoder:
         attention = MultiHeadAttention(size, heads, dropout=weight_dropout)
         feed_forward = FeedForward(size, hidden, activation=activation)
         return Block(attention, feed_forward, norm=norm, residual=post_norm, dropout=dropout)
-
-    def norm(size: int) -> nn.Module:
-        return nn.LayerNorm(size, eps=epsilon)
 
     embedding = Embedding(vocabulary, size, positions=positions, types=types, norm=norm(size), dropout=dropout)
     return TextEncoder(embedding, Encoder(blocks, block))
@@ -159,7 +156,7 @@ def llama(settings: Settings) -> LanguageModel:
     """Llama and its kind: rotary positions, RMS pre-norm, SwiGLU, grouped queries (Touvron et al. 2023)."""
     size, heads, blocks = (settings.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     vocabulary, context = settings.size("vocab_size"), settings.size("max_position_embeddings")
-    hidden, epsilon = settings.size("intermediate_size"), settings.number("rms_norm_eps", 1e-6)
+    hidden, norm = settings.size("intermediate_size"), partial(nn.RMSNorm, eps=settings.number("rms_norm_eps", 1e-6))
     head_size = settings.size("head_dim", max(1, size // heads))
     grouped = Heads(heads, kv=settings.size("num_key_value_heads", heads), size=head_size)
     bias, hidden_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
@@ -169,9 +166,6 @@ def llama(settings: Settings) -> LanguageModel:
     def block() -> Block:
         attention = MultiHeadAttention(size, grouped, positions=positions, bias=bias, dropout=dropout)
         return Block(attention, FeedForward(size, hidden, activation=activation, bias=hidden_bias), norm=norm)
-
-    def norm(size: int) -> nn.Module:
-        return nn.RMSNorm(size, eps=epsilon)
 
     return LanguageModel(
         Embedding(vocabulary, size),
