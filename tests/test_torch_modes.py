@@ -119,6 +119,13 @@ def test_compiled_layers_are_the_same_in_value_and_gradient(name):
     assert_close(*slopes)
 
 
+@pytest.mark.parametrize("name", ["heads", "odd heads", "decoder"])
+def test_layers_are_compiled_in_one_piece(name):
+    torch._dynamo.reset()
+    layer, x = made(name), rand(BATCH, LENGTH, SIZE)
+    assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
+
+
 def test_the_usual_block_is_compiled_in_one_piece_and_what_drops_is_compiled_at_all():
     torch._dynamo.reset()
     x = torch.randn(BATCH, LENGTH, SIZE)

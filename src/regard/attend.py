@@ -11,7 +11,7 @@ All rules that choose an engine are here: `choose` for tensors, `_choose_sums` f
 (`kernel_means`, `kernel_moments`) that the estimators for tables use.
 """
 
-from typing import Literal, NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -223,28 +223,32 @@ def choose(job: Job) -> Plan:
             return Plan("gauss", f"{job.pairs:,} pairs of a Gaussian in few dimensions: by Fourier transform")
         if not ENGINES["pairs"].refuses(job):
             return Plan("pairs", f"{job.pairs:,} pairs of a kernel, without gradients: in one fused pass")
-    on_cpu = job.query.device.type == "cpu"
     if is_inner_product(job.score):
-        if on_cpu and job.dropout:
-            return Plan("stream", "dropout: torch's CPU kernel would build the matrix for it")
-        if on_cpu and mask_gradient(job):
-            return Plan("stream", "the bias needs a gradient: torch's CPU kernel would build the matrix for it")
-        elements = flash.mask_elements(job)
-        if elements > flash.MASK_LIMIT:
-            return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
-        if is_squared_distance(job.score):
-            with torch.no_grad():
-                wide = reach(*centred(*job.score.as_distance(job.query, job.key)))
-            if wide > DOT_LIMIT or (wide > DOT_REACH and on_cpu and job.query.dtype == torch.float32):
-                return Plan(
-                    "stream",
-                    "points are far apart relative to the bandwidth:"
-                    " computing distances from differences keeps precision",
-                )
-        return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
+        return _choose_inner_product(job)
     if small(job):
         return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
+
+
+def _choose_inner_product(job: Job) -> Plan:
+    """The engine for an inner product under softmax: `flash`, unless `stream` saves memory or precision."""
+    on_cpu = job.query.device.type == "cpu"
+    if on_cpu and job.dropout:
+        return Plan("stream", "dropout: torch's CPU kernel would build the matrix for it")
+    if on_cpu and mask_gradient(job):
+        return Plan("stream", "the bias needs a gradient: torch's CPU kernel would build the matrix for it")
+    elements = flash.mask_elements(job)
+    if elements > flash.MASK_LIMIT:
+        return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
+    if is_squared_distance(job.score):
+        with torch.no_grad():
+            distance = reach(*centred(*job.score.as_distance(job.query, job.key)))
+        if distance > (DOT_REACH if on_cpu and job.query.dtype == torch.float32 else DOT_LIMIT):
+            return Plan(
+                "stream",
+                "points are far apart relative to the bandwidth: computing distances from differences keeps precision",
+            )
+    return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
 
 
 def _choose_parts(job: Job) -> Plan:
@@ -308,8 +312,32 @@ def checked(
     query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Mask | None, weigh: Weighing, dropout: float
 ) -> Job:
     """The job, if everything fits together; else an error says what must hold and what was got."""
-    names: dict[Literal["query", "key", "value"], Tensor] = {"query": query, "key": key, "value": value}
-    for name, tensor in names.items():
+    leading = _check_tensors(query, key, value)
+    for name, argument in (("score", score), ("mask", mask), ("weigh", weigh)):
+        if isinstance(argument, type):
+            raise TypeError(f"{name} must be an instance, {argument.__name__}(…), got the class itself")
+    if not callable(score):
+        raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
+    if not callable(weigh):
+        raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
+    if not is_number(dropout):
+        raise TypeError(f"dropout must be a number between 0 and 1, got {dropout!r}")
+    if not 0 <= dropout <= 1:  # also raises for NaN
+        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    shape = torch.Size([*leading, query.shape[-2], key.shape[-2]])
+    for part in parts_of(mask):
+        if not isinstance(part, Tensor) and not callable(part):
+            raise TypeError(f"mask must be callable or a tensor, got {type(part).__name__}")
+        if isinstance(part, Tensor) and not broadcasts(part.shape, shape):
+            raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")
+    job = Job(query, key, value, score, mask, weigh, float(dropout))
+    _check_probes(job)
+    return job
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
+    """The broadcast leading dimensions of tensors with fitting shapes, one dtype and one device."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(tensor).__name__}")
         if tensor.ndim < 2:
@@ -324,35 +352,17 @@ def checked(
         )
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have one length, got {key.shape[-2]} keys and {value.shape[-2]} values")
-    for what, given in (("score", score), ("mask", mask), ("weigh", weigh)):
-        if isinstance(given, type):
-            raise TypeError(f"{what} must be an instance, {given.__name__}(…), got the class itself")
-    if not callable(score):
-        raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
-    if not callable(weigh):
-        raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
-    if not is_number(dropout):
-        raise TypeError(f"dropout must be a number between 0 and 1, got {dropout!r}")
-    if not 0 <= dropout <= 1:  # also raises for NaN
-        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
-    job = Job(query, key, value, score, mask, weigh, float(dropout))
+    leading = [x.shape[:-2] for x in (query, key, value)]
     try:
-        shape = job.shape
+        return broadcast(*leading)
     except ValueError:
-        shapes = " and ".join(str(list(x.shape[:-2])) for x in (query, key, value))
-        raise ValueError(f"leading dimensions of query, key and value must broadcast, got {shapes}") from None
-    _check_mask(job, shape)
-    return job
+        got = " and ".join(str(list(shape)) for shape in leading)
+        raise ValueError(f"leading dimensions of query, key and value must broadcast, got {got}") from None
 
 
-def _check_mask(job: Job, shape: torch.Size) -> None:
-    """A part of the mask must be boolean or a bias of the query's dtype, and broadcast to the scores."""
-    for part in parts_of(job.mask):
-        if not isinstance(part, Tensor) and not callable(part):
-            raise TypeError(f"mask must be callable or a tensor, got {type(part).__name__}")
-        if isinstance(part, Tensor) and not broadcasts(part.shape, shape):
-            raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")
-    corner = torch.Size([*shape[:-2], min(2, shape[-2]), min(2, shape[-1])])
+def _check_probes(job: Job) -> None:
+    """A part of the mask must be boolean or a bias of the query's dtype, on its device, with fitting dimensions."""
+    corner = torch.Size([*job.leading, min(2, job.queries), min(2, job.keys)])
     for probe in job.probes:
         if probe.dtype not in (torch.bool, job.query.dtype):
             raise TypeError(
@@ -362,7 +372,7 @@ def _check_mask(job: Job, shape: torch.Size) -> None:
             raise ValueError(f"mask must be on the query's device, {job.query.device}, got {probe.device}")
         if not broadcasts(probe.shape, corner):
             raise ValueError(
-                f"a mask must fit the leading dimensions of the scores, {list(shape[:-2])},"
+                f"a mask must fit the leading dimensions of the scores, {list(job.leading)},"
                 f" got one with {list(probe.shape[:-2])}"
             )
 

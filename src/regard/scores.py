@@ -2,15 +2,15 @@
 
 A score is a callable `(query [..., q, d], key [..., k, e]) -> [..., q, k]`; one with parameters is an
 `nn.Module`. It must treat each pair of query and key alone, because `attend` may call it on blocks.
-A function of the user's own is as good as these: parameters in it learn, wherever they are. (On the
-`stream` engine gradients go to leaves, not to what was computed from them outside the score.)
+Any function of yours will do; parameters in it get gradients, wherever they are. (On the `stream`
+engine gradients go to leaves, not to what was computed from them outside the score.)
 
-A score that can say more gets a faster engine:
+A score that declares more gets a faster engine:
 
 * `as_dot(query, key) -> (query', key', scale)`: it is an inner product, `scale · query' key'ᵀ`, and
   runs on torch's fused kernel. `dot`, `scaled_dot`, `Bilinear` and `Gaussian` are.
 * `as_distance(query, key) -> (query', key')`: it is `-½‖query' - key'‖²`, of float64 vectors. `Gaussian` is.
-* `width`: how many numbers it holds for each pair while it computes; d where it is not said.
+* `width`: how many numbers it holds for each pair while it computes; default d.
 
 The kernels, such as `Gaussian` and `Tricube`, are in `kernels.py`.
 """
@@ -43,30 +43,30 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 class InnerProduct(Protocol):
-    """A score that is an inner product, and says of what."""
+    """A score that is an inner product, and declares of what."""
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]: ...
 
 
 class _SquaredDistance(Protocol):
-    """A score that is -½ times a squared distance, and says of what."""
+    """A score that is -½ times a squared distance, and declares of what."""
 
     def as_distance(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def is_inner_product(score: object) -> TypeGuard[InnerProduct]:
-    """Whether a score says it is an inner product."""
-    return says(type(score), "as_dot")  # type: ignore[arg-type]
+    """Whether a score declares that it is an inner product."""
+    return _declares(type(score), "as_dot")  # type: ignore[arg-type]
 
 
 def is_squared_distance(score: object) -> TypeGuard[_SquaredDistance]:
-    """Whether a score says it is a squared distance."""
-    return says(type(score), "as_distance")  # type: ignore[arg-type]
+    """Whether a score declares that it is a squared distance."""
+    return _declares(type(score), "as_distance")  # type: ignore[arg-type]
 
 
 @functools.cache
-def says(kind: Any, method: str) -> bool:
-    """Whether a class has the method, and no subclass has since changed what the score is."""
+def _declares(kind: Any, method: str) -> bool:
+    """Whether a class has the method, and no subclass below it overrides the score itself."""
     names = ("forward", "__call__", "profile") if issubclass(kind, nn.Module) else ("__call__",)
     for ancestor in kind.__mro__:
         if method in vars(ancestor):
@@ -93,7 +93,7 @@ class Constant:
         return "constant"
 
     def __reduce__(self) -> Any:
-        return "constant" if self is constant else super().__reduce__()  # a copy is the very one, known by its name
+        return "constant" if self is constant else super().__reduce__()  # a copy is the same object
 
 
 class Dot:
@@ -124,7 +124,7 @@ class Dot:
         return "scaled_dot" if self.scaled else "dot"
 
     def __reduce__(self) -> Any:
-        return str(self) if self in (dot, scaled_dot) else super().__reduce__()  # a copy is the very one
+        return str(self) if self in (dot, scaled_dot) else super().__reduce__()  # a copy is the same object
 
 
 constant = Constant()
@@ -132,7 +132,7 @@ constant = Constant()
 dot = Dot(scaled=False)
 """query · key: see `Dot`."""
 scaled_dot = Dot(scaled=True)
-"""query · key / √d, the score where none is given: see `Dot`."""
+"""query · key / √d, the default score: see `Dot`."""
 
 
 class Bilinear(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.compiled import dropout_hash as dropout
-from regard.engines.job import Job, mask_parts, masked, scores_of, spans
+from regard.engines.job import Job, masked, scores_of, spans
 from regard.engines.kernel_sums.problem import Floats, Moments, Points, Pooled, log_kernel
 from regard.parts import Attended
 from regard.torch_modes import compiling, transforming
@@ -59,7 +59,7 @@ class Dense:
 def logits(job: Job, rows: slice | None = None) -> Tensor:
     """Masked scores of some queries, by default all, `[..., q, k]`."""
     rows = rows or slice(0, job.queries)
-    scores = masked(scores_of(job.score, job.query[..., rows, :], job.key), mask_parts(job, rows))
+    scores = masked(scores_of(job.score, job.query[..., rows, :], job.key), job.mask_blocks(rows, slice(0, job.keys)))
     return scores.expand(*job.leading, rows.stop - rows.start, job.keys)
 
 

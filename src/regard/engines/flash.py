@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.engines.job import Job, broadcast, mask_parts
+from regard.engines.job import Job, broadcast
 from regard.engines.stream import Stream
 from regard.kernels import DOT_LIMIT, centred, reach
 from regard.masks import as_bias, causal
@@ -100,7 +100,7 @@ def _folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
 
 def _whole_bias(job: Job, dtype: torch.dtype) -> Tensor | None:
     """The mask as torch takes it, `[batch, heads, q, k]`; axes that it does not depend on have size 1."""
-    parts = mask_parts(job, slice(0, job.queries))
+    parts = job.mask_blocks(slice(0, job.queries), slice(0, job.keys))
     if not parts:
         return None
     if all(part.dtype == torch.bool for part in parts):

@@ -1,9 +1,8 @@
 """What an engine computes: tensors that fit together, and the score, mask and weighing between them."""
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -45,15 +44,17 @@ class Job:
     weigh: Weighing
     dropout: float = 0.0
 
-    @functools.cached_property
-    def leading(self) -> torch.Size:
-        """The broadcast leading dimensions."""
-        return broadcast(*(x.shape[:-2] for x in (self.query, self.key, self.value)))
+    leading: torch.Size = field(init=False)  # broadcast
+    probes: list[Tensor] = field(init=False)  # each part of the mask for two queries and keys: its dtype and its axes
 
-    @functools.cached_property
-    def probes(self) -> list[Tensor]:
-        """Each part of the mask for the first two queries and keys: shows its dtype and which axes it has."""
-        rows, columns = slice(0, min(2, self.queries)), slice(0, min(2, self.keys))
+    def __post_init__(self) -> None:
+        # Fields, because torch.compile cannot see through the lock of `functools.cached_property`.
+        object.__setattr__(self, "leading", broadcast(*(x.shape[:-2] for x in (self.query, self.key, self.value))))
+        corner = slice(0, min(2, self.queries)), slice(0, min(2, self.keys))
+        object.__setattr__(self, "probes", self.mask_blocks(*corner))
+
+    def mask_blocks(self, rows: slice, columns: slice) -> list[Tensor]:
+        """Each part of the mask for some queries and keys, at its own broadcast shape."""
         return [block_of(part, rows, columns, len(self.shape), self.query.device) for part in parts_of(self.mask)]
 
     @property
@@ -99,12 +100,6 @@ def masked(scores: Tensor, parts: Sequence[Tensor]) -> Tensor:
     for part in parts:
         scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part
     return scores
-
-
-def mask_parts(job: Job, rows: slice) -> list[Tensor]:
-    """Each part of the mask, evaluated for some queries and all keys, at its own broadcast shape."""
-    columns = slice(0, job.keys)
-    return [block_of(part, rows, columns, len(job.shape), job.query.device) for part in parts_of(job.mask)]
 
 
 def spans(stop: int, size: int, start: int = 0) -> Iterator[slice]:

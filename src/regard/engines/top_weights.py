@@ -8,25 +8,25 @@ from torch import Tensor
 from regard.compiled.threads import Scratch, spread
 from regard.engines.job import Job, masked, scores_of, spans
 from regard.engines.stream import cache_block, fusible
-from regard.masks import block_of, parts_of
 
 
 @torch.no_grad()
 def top_weights(job: Job, top: int) -> tuple[Tensor, Tensor]:
-    """Keys and weights `[..., q, top]`, falling; where a query may see fewer, key -1 and weight 0.
+    """Keys and weights `[..., q, top]`, in descending order; where a query may see fewer, key -1 and weight 0.
 
     A query that sees a NaN gets key -1 and weight NaN.
     """
     best, index, log_weight = _fused_scores(job, top) if fusible(job) else _block_scores(job, top)
-    sick, blind = (log_weight.isnan().unsqueeze(-1), (log_weight == -math.inf).unsqueeze(-1))
-    weight = (best - log_weight.unsqueeze(-1)).exp().masked_fill(blind, 0.0)
-    return index.masked_fill(sick, -1), weight.masked_fill(sick, math.nan)
+    log_weight = log_weight.unsqueeze(-1)
+    has_nan = log_weight.isnan()
+    weight = (best - log_weight).exp().masked_fill(log_weight == -math.inf, 0.0)
+    return index.masked_fill(has_nan, -1), weight.masked_fill(has_nan, math.nan)
 
 
 def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The largest scores, their keys, and the log weight of all keys, for any score on any device.
 
-    The best so far are put beside each block, and the best of both kept.
+    Each block is joined with the best scores so far, of which the best are taken again.
     """
     best = job.query.new_full([*job.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
@@ -34,14 +34,15 @@ def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     queries, keys = cache_block(job)
     for rows in spans(job.queries, queries):
         for columns in spans(job.keys, keys):
-            blocks = [block_of(part, rows, columns, len(job.shape), best.device) for part in parts_of(job.mask)]
-            scores = masked(scores_of(job.score, job.query[..., rows, :], job.key[..., columns, :]), blocks)
+            scores = scores_of(job.score, job.query[..., rows, :], job.key[..., columns, :])
+            scores = masked(scores, job.mask_blocks(rows, columns))
             scores = scores.expand(*job.leading, rows.stop - rows.start, columns.stop - columns.start)
             log_weight[..., rows] = torch.logaddexp(log_weight[..., rows], scores.logsumexp(dim=-1))
-            number = torch.arange(columns.start, columns.stop, device=best.device).expand(scores.shape)
-            both, whose = torch.cat([best[..., rows, :], scores], -1), torch.cat([index[..., rows, :], number], -1)
-            best[..., rows, :], place = both.topk(top, dim=-1)
-            index[..., rows, :] = whose.gather(-1, place)
+            key_index = torch.arange(columns.start, columns.stop, device=best.device).expand(scores.shape)
+            joined = torch.cat([best[..., rows, :], scores], dim=-1)
+            joined_index = torch.cat([index[..., rows, :], key_index], dim=-1)
+            best[..., rows, :], order = joined.topk(top, dim=-1)
+            index[..., rows, :] = joined_index.gather(-1, order)
     return best, index.masked_fill(best == -math.inf, -1), log_weight
 
 
