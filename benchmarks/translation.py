@@ -50,7 +50,7 @@ from regard.estimators.common import adamw
 from regard.estimators.translation.training import length_limit, translate_tokens
 from regard.layers import Block, Decoder, Encoder, FeedForward, MultiHeadAttention, Sinusoidal
 from regard.masks import padding
-from regard.models.recurrent import Bahdanau, bahdanau
+from regard.models.recurrent import Bahdanau, RecurrentConfig
 from regard.models.transformer import Embedding, Transformer
 from regard.ops.cross_entropy import cross_entropy
 
@@ -206,7 +206,7 @@ def step_by_step(model: Bahdanau) -> Callable[[PairBatch], Tensor]:
     def loss(batch: PairBatch) -> Tensor:
         inputs, targets = batch.target[:, :-1], batch.target[:, 1:]
         memory = model.encode(batch.source, batch.lengths)
-        [[state]] = model.first(memory, batch.lengths)
+        [[state]] = model.initial_states(memory, batch.lengths)
         logits = []
         for step in range(inputs.shape[1]):
             word = model.target(inputs[:, step : step + 1])
@@ -224,7 +224,8 @@ def step_by_step(model: Bahdanau) -> Callable[[PairBatch], Tensor]:
 def recurrences(seed: int) -> Training:
     torch.manual_seed(seed)
     vocabulary = encoded_pairs()[2]
-    ours = bahdanau(vocabulary, vocabulary, size=256, hidden=256, dropout=0.3, shared=True, tied=True)
+    config = RecurrentConfig(size=256, hidden=256, dropout=0.3, shared=True, tied=True)
+    ours = Bahdanau(vocabulary, vocabulary, config)
     peer = copy.deepcopy(ours)
     return Training(ours, peer, batches(8, by_length=True), (adamw(ours, **RATES), adamw(peer, **RATES)))
 

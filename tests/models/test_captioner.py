@@ -9,18 +9,17 @@ from torch.testing import assert_close
 
 import regard
 from regard.decoding import beam, greedy
-from regard.models.captioner import CaptionDecoder, HardCaptionDecoder, Regions
-from regard.ops import additive
+from regard.models.captioner import CaptionConfig, CaptionDecoder, HardAttention, HardCaptionDecoder, Regions
+from regard.ops import attentive_rnn
 from regard.weighing import HardSample, softmax
 from regard.weighing import hard as hard_weighing
 
 VOCABULARY, CHANNELS, SIZE, HIDDEN, ATTENTION = 13, 3, 5, 7, 11
-SIZES = {"size": SIZE, "hidden": HIDDEN, "attention": ATTENTION}
 
 
-def make_decoder(kind=CaptionDecoder, **settings):
+def make_decoder(kind=CaptionDecoder, *hard, **settings):
     torch.manual_seed(1)
-    decoder = kind(VOCABULARY, CHANNELS, **SIZES, **settings).double()
+    decoder = kind(VOCABULARY, CHANNELS, CaptionConfig(SIZE, HIDDEN, ATTENTION, **settings), *hard).double()
     with torch.no_grad():  # parameters that start at zero would hide a mistake
         decoder.read.bias.normal_()
         decoder.score.weight.mul_(3)
@@ -102,7 +101,7 @@ def test_it_equals_a_plain_loop_in_value_and_gradient(tied, positions, shape):
 def test_the_torch_fallback_equals_the_loops(monkeypatch):
     decoder, (grid, words) = make_decoder(), case(3, 17, 5)
     first = gradients(decoder.loss(grid, words, spread=0.7), grid, decoder)
-    monkeypatch.setattr(additive, "fusible", lambda *_: False)
+    monkeypatch.setattr(attentive_rnn, "fusible", lambda *_: False)
     for found, right in zip(gradients(decoder.loss(grid, words, spread=0.7), grid, decoder), first, strict=True):
         assert_close(found, right)
 
@@ -110,11 +109,11 @@ def test_the_torch_fallback_equals_the_loops(monkeypatch):
 def test_grids_are_scaled_by_those_of_fit_scaling():
     decoder, grid = make_decoder(), 5 + 3 * torch.randn(41, 7, CHANNELS).double()
     decoder.fit_scaling(grid)
-    scaled = decoder.prepare_grid(grid)[1].flatten(0, 1)
+    scaled = decoder._prepare_grid(grid)[1].flatten(0, 1)
     assert_close(scaled.mean(dim=0), torch.zeros(CHANNELS).double())
     assert_close(scaled.std(dim=0, correction=0), torch.ones(CHANNELS).double())
     decoder.fit_scaling(grid[:1, :1])
-    assert decoder.prepare_grid(grid)[1].isfinite().all()  # one cell does not vary
+    assert decoder._prepare_grid(grid)[1].isfinite().all()  # one cell does not vary
     assert {"centre", "width"} <= set(decoder.state_dict())
 
 
@@ -170,7 +169,7 @@ def test_each_row_attends_to_the_grid_of_its_image(index, weigh):
 
 
 def make_hard(**settings):
-    return make_decoder(HardCaptionDecoder, **{"expected": 0.0, "entropy": 0.0} | settings)
+    return make_decoder(HardCaptionDecoder, HardAttention(**{"expected": 0.0, "entropy": 0.0} | settings))
 
 
 def test_hard_attention_takes_the_most_probable_cell_in_eval_mode():
@@ -283,8 +282,8 @@ def test_the_first_training_steps_are_soft_and_evaluation_counts_none():
     decoder, (grid, words) = make_hard(soft_steps=2).train(), case()
     for expected in (True, True, False):
         decoder.eval().loss(grid, words)
-        assert not decoder.draw(words).expected.any()
-        assert decoder.train().draw(words).expected.tolist() == [expected] * 2
+        assert not decoder._draw(words).expected.any()
+        assert decoder.train()._draw(words).expected.tolist() == [expected] * 2
         decoder.loss(grid, words)
     assert int(decoder.steps) == 3
 
@@ -305,7 +304,7 @@ def test_rewards_sum_the_words_from_the_draw_on():
     decoder.baseline.fill_(-1.0)
     log_probs = torch.tensor([[-3.0, -2.0, -1.5], [-4.0, 0.0, 0.0]]).double()
     real = torch.tensor([[True, True, True], [True, False, False]])
-    assert_close(decoder.advantage(log_probs, real), torch.tensor([[-3.5, -1.5, -0.5], [-3.0, 0.0, 0.0]]).double())
+    assert_close(decoder._advantage(log_probs, real), torch.tensor([[-3.5, -1.5, -0.5], [-3.0, 0.0, 0.0]]).double())
 
 
 def test_invalid_inputs_raise():
@@ -323,6 +322,6 @@ def test_invalid_inputs_raise():
     with pytest.raises(ValueError, match=r"the decoder was made for 5 cells, got 4"):
         make_decoder(shape=(5, 1))(grid, words)
     with pytest.raises(ValueError, match=r"hidden must be a positive whole number, got 0"):
-        CaptionDecoder(5, 3, hidden=0)
+        CaptionConfig(hidden=0)
     with pytest.raises(ValueError, match=r"samples must be a positive whole number, got 0"):
         make_hard(samples=0)

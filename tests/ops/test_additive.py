@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import regard
 from regard.masks import padding
-from regard.ops import additive
-from regard.ops.additive import additive_step
+from regard.ops import attentive_rnn
+from regard.ops.attentive_rnn import Attention, additive_scores, attend_step, attentive_recurrence
 
 ROWS, KEYS, HIDDEN, VALUES = 5, 11, 7, 3
 LENGTHS = torch.tensor([11, 0, 1, 6, 4])
@@ -21,6 +21,20 @@ def inputs(dtype=torch.float64, rows=ROWS, keys=KEYS, hidden=HIDDEN, values=VALU
     """Query, key, weight and value, which require gradients."""
     shapes = (rows, hidden), (rows, keys, hidden), (hidden,), (rows, keys, values)
     return [rand(*shape, seed=seed).to(dtype).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def additive_step(query, key, weight, value, lengths=None):
+    """The mean and the weights of the first step of a recurrence whose state is the query."""
+    size, zero = query.shape[1], query.new_zeros
+    attention = Attention(
+        key, value, weight, torch.eye(size).to(query), zero(size), zero(3 * size, value.shape[2]), lengths
+    )
+    gates = zero(1, len(query), 3 * size)
+    _, attended = attentive_recurrence(gates, (query,), zero(3 * size, size), zero(3 * size), attention)
+    with torch.no_grad():
+        alone = attend_step(query, attention)
+    assert_close(alone[:2], (attended.context[0], attended.weights[0]), equal_nan=True)
+    return attended.context[0], attended.weights[0]
 
 
 def by_attend(query, key, weight, value, lengths=None):
@@ -96,34 +110,29 @@ def test_threads_give_the_same(monkeypatch):
     tensors = inputs(rows=13)
     one = additive_step(*tensors)
     one_thread = gradients(one, tensors)
-    monkeypatch.setattr(additive, "SINGLE_THREAD_LIMIT", 0)
+    monkeypatch.setattr(attentive_rnn, "SINGLE_THREAD_LIMIT", 0)
+    monkeypatch.setattr(attentive_rnn, "MIN_ROWS_PER_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         several = additive_step(*tensors)
-        assert len(additive.row_slices(13, KEYS * HIDDEN)) == 3
+        assert len(attentive_rnn._slices_of_step(13, KEYS * HIDDEN)) == 3
+        assert len(attentive_rnn._slices_of_rows(13)) == 3
         assert_close(several, one, rtol=0, atol=0)
         assert_close(gradients(several, tensors), one_thread, rtol=1e-13, atol=1e-14)
     finally:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("counts", [LENGTHS, None], ids=["lengths", "all"])
-def test_the_torch_fallback_equals_the_loops(counts, monkeypatch):
-    query, key, weight, value = (x.detach() for x in inputs())
-    memory, found = additive.KeysAndValues(key, weight, value, counts), []
-    for fused in (True, False):
-        monkeypatch.setattr(additive, "fusible", lambda *_, fused=fused: fused)
-        mean, weights = rand(ROWS, VALUES), rand(ROWS, KEYS)  # overwritten
-        additive.forward(query, memory, mean, weights)
-        output_grads = rand(ROWS, VALUES, seed=5), rand(ROWS, KEYS, seed=6)
-        grads = additive.StepGradients(
-            *output_grads, torch.zeros(ROWS, HIDDEN + 2).double(), rand(ROWS, KEYS, HIDDEN, seed=7)
-        )
-        weight_grad = additive.backward(query, memory, weights, grads)
-        found.append((mean, weights, weight_grad, grads.query, grads.key))
-        assert (grads.query[:, HIDDEN:] == 0).all()
-    assert_close(*found, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "all"])
+def test_the_torch_fallback_equals_the_loops(lengths, monkeypatch):
+    tensors = inputs()
+    fused = additive_step(*tensors, lengths)
+    fused_gradients = gradients(fused, tensors)
+    monkeypatch.setattr(attentive_rnn, "fusible", lambda *_: False)
+    plain = additive_step(*tensors, lengths)
+    assert_close(plain, fused, rtol=1e-10, atol=1e-12)
+    assert_close(gradients(plain, tensors), fused_gradients, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -133,14 +142,15 @@ def test_scores_of_rows_that_share_keys(fused, dtype, monkeypatch):
     index = torch.tensor([2, 0, 0, 4, 2])
     expected = torch.stack([torch.tanh(one + key[number]) @ weight for one, number in zip(query, index, strict=True)])
     if not fused:
-        monkeypatch.setattr(additive, "fusible", lambda *_: False)
-    found = additive.scores(query, key, weight, index)
+        monkeypatch.setattr(attentive_rnn, "fusible", lambda *_: False)
+    found = additive_scores(query, key, weight, index)
     assert_close(found, expected.detach())
     assert not found.requires_grad
-    monkeypatch.setattr(additive, "SINGLE_THREAD_LIMIT", 0)
+    monkeypatch.setattr(attentive_rnn, "SINGLE_THREAD_LIMIT", 0)
+    monkeypatch.setattr(attentive_rnn, "MIN_ROWS_PER_THREAD", 1)
     turned = key.detach().transpose(0, 1).contiguous().transpose(0, 1)
-    assert_close(additive.scores(query, turned, weight, index), expected.detach())
-    assert additive.scores(query[:0], key, weight, index[:0]).shape == (0, KEYS)
+    assert_close(additive_scores(query, turned, weight, index), expected.detach())
+    assert additive_scores(query[:0], key, weight, index[:0]).shape == (0, KEYS)
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 2**-23), (torch.float64, 2**-52)])
@@ -148,11 +158,11 @@ def test_tanh_is_precise_to_the_rounding_of_1_and_better_near_0(dtype, rounding)
     nothing = torch.zeros(1, 1, 1, dtype=dtype), torch.ones(1, dtype=dtype)  # a key of 0, and weight 1
     for far, most in ((30.0, 1.5), (0.01, 0.4)):
         x = torch.linspace(-far, far, 4001, dtype=dtype).unsqueeze(1)
-        found = additive.scores(x, *nothing, torch.zeros(4001).long())
+        found = additive_scores(x, *nothing, torch.zeros(4001).long())
         exact = torch.from_numpy(np.tanh(x.numpy().astype(np.longdouble)).astype(np.float64))
         assert (found.double() - exact).abs().max() <= most * rounding
     extremes = torch.tensor([[math.inf], [-math.inf], [1e30], [-1e30], [math.nan]], dtype=dtype)
-    found = additive.scores(extremes, *nothing, torch.zeros(5).long())
+    found = additive_scores(extremes, *nothing, torch.zeros(5).long())
     assert_close(found[:, 0], torch.tensor([1, -1, 1, -1, math.nan], dtype=dtype), equal_nan=True, rtol=0, atol=0)
 
 
@@ -162,15 +172,9 @@ def test_inputs_need_not_be_contiguous():
     assert_close(additive_step(turned[0], turned[1], weight, turned[2]), additive_step(query, key, weight, value))
 
 
-def test_wrong_shapes_and_dtypes_raise():
+def test_wrong_lengths_raise():
     query, key, weight, value = inputs()
-    with pytest.raises(ValueError, match=r"\[5, 11, 7\] need a query \[5, 7\].* got \[5, 6\], \[7\] and \[5, 11, 3\]"):
-        additive_step(query[:, :6], key, weight, value)
-    with pytest.raises(ValueError, match=r"got \[5, 7\], \[7\] and \[5, 10, 3\]"):
-        additive_step(query, key, weight, value[:, :10])
     with pytest.raises(ValueError, match=r"lengths must be \[5\], between 0 and 11, got \[12, 1, 1, 1, 1\]"):
         additive_step(query, key, weight, value, torch.tensor([12, 1, 1, 1, 1]))
     with pytest.raises(ValueError, match=r"lengths must be \[5\], between 0 and 11, got \[-1, 1, 1, 1, 1\]"):
         additive_step(query, key, weight, value, torch.tensor([-1, 1, 1, 1, 1]))
-    with pytest.raises(TypeError, match=r"float32 or float64 on the CPU, got torch.float16 on cpu"):
-        additive_step(query.half(), key.half(), weight.half(), value.half())

@@ -1,5 +1,7 @@
 """The fused recurrence: torch's GRU and LSTM, and the same with attention step by step, in values and gradients."""
 
+import math
+
 import pytest
 import torch
 from helpers.cases import gradients, rand
@@ -10,7 +12,7 @@ from torch.testing import assert_close
 import regard
 from regard.masks import padding
 from regard.ops import attentive_rnn
-from regard.ops.attentive_rnn import AttentionInputs, attentive_recurrence, recurrence
+from regard.ops.attentive_rnn import Attention, Draw, attentive_recurrence, draw_keys, recurrence
 
 STEPS, ROWS, SIZE, HIDDEN, KEYS, ALIGN, VALUES = 7, 5, 3, 11, 13, 2, 17
 LENGTHS = torch.tensor([13, 1, 4, 0, 8])
@@ -58,8 +60,10 @@ def attention_tensors():
 def with_attention(rnn, x, start, tensors, lengths=LENGTHS):
     query, bias, key, weight, value = tensors
     gates = functional.linear(x, rnn.weight_ih_l0[:, :SIZE], rnn.bias_ih_l0)
-    parts = AttentionInputs(query, bias, key, weight, value, lengths, rnn.weight_ih_l0[:, SIZE:])
-    return attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
+    parts = Attention(key, value, weight, query, bias, rnn.weight_ih_l0[:, SIZE:], lengths)
+    states, attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
+    assert (attended.chosen == -1).all()
+    return states, attended.context, attended.weights
 
 
 def step_by_step(rnn, x, start, tensors):
@@ -102,7 +106,7 @@ def test_threads_give_the_same(kind, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert len(attentive_rnn.row_slices(ROWS)) == 2
+        assert len(attentive_rnn._slices_of_rows(ROWS)) == 2
         several = with_attention(rnn, x, start, tensors)
         assert_close(several, one, rtol=1e-12, atol=1e-13)
         assert_close(gradients(several, parameters), one_thread, rtol=1e-11, atol=1e-12)
@@ -132,8 +136,68 @@ def test_rows_are_divided_among_threads_unless_there_are_few():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert [part.stop - part.start for part in attentive_rnn.row_slices(33)] == [17, 16]
-        assert len(attentive_rnn.row_slices(15)) == 1
-        assert attentive_rnn.row_slices(0) == []
+        assert [part.stop - part.start for part in attentive_rnn._slices_of_rows(33)] == [17, 16]
+        assert len(attentive_rnn._slices_of_rows(15)) == 1
+        assert attentive_rnn._slices_of_rows(0) == []
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("weights", "uniform", "key"),
+    [
+        ([0.5, 0.25, 0.25], 0.0, 0),
+        ([0.5, 0.25, 0.25], math.nextafter(0.5, 0), 0),
+        ([0.5, 0.25, 0.25], 0.5, 1),
+        ([0.5, 0.25, 0.25], math.nextafter(1, 0), 2),
+        ([0.0, 0.5, 0.25, 0.0], 0.0, 1),  # a weight of 0 is never drawn, at either end
+        ([0.0, 0.5, 0.25, 0.0], math.nextafter(1, 0), 2),
+        ([0.0, 0.5, 0.25, 0.0], 0.5, 1),  # weights that do not sum to 1 are normalised
+        ([0.0, 0.5, 0.25, 0.0], 0.75, 2),
+        ([math.nan, 0.5], 0.5, 1),  # NaN raises no error
+    ],
+)
+def test_keys_are_drawn_by_inversion(weights, uniform, key):
+    number = torch.tensor([uniform], dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        assert draw_keys(torch.tensor([weights], dtype=dtype), number).tolist() == [key]
+
+
+def gated(kind, draw, fused=True, layout=lambda x: x):
+    """Outputs and gradients of a recurrence with a gate."""
+    rnn, start, x = cell(kind, SIZE + VALUES), initial_state(kind), rand(STEPS, ROWS, SIZE).requires_grad_()
+    query, bias, key, weight, value = attention_tensors()
+    key, value = (layout(x.detach()).requires_grad_() for x in (key, value))
+    gate, gate_bias = rand(VALUES, HIDDEN, seed=8).requires_grad_(), rand(VALUES, seed=9).requires_grad_()
+    gates = functional.linear(x, rnn.weight_ih_l0[:, :SIZE], rnn.bias_ih_l0)
+    maps = torch.cat([query, gate]), torch.cat([bias, gate_bias])
+    parts = Attention(key, value, weight, *maps, rnn.weight_ih_l0[:, SIZE:], LENGTHS.clamp(min=1), draw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attentive_rnn, "fusible", lambda *_: fused)
+        states, attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
+    parameters = [x, *start, key, value, weight, query, bias, gate, gate_bias, *rnn.parameters()]
+    outputs = states, attended.context, attended.weights
+    return *outputs, attended.chosen, *gradients(outputs, parameters)
+
+
+DRAWS = {
+    "soft": None,
+    "best": Draw(None, torch.tensor([False, True, False, True, False])),
+    "drawn": Draw(torch.linspace(0, 0.99, STEPS * ROWS).view(STEPS, ROWS).double(), torch.arange(ROWS) == 2),
+}
+
+
+@cells
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_gate_and_chosen_keys_equal_a_loop_over_steps(kind, draw):
+    fused, plain = gated(kind, DRAWS[draw]), gated(kind, DRAWS[draw], fused=False)
+    assert_close(fused, plain, rtol=1e-9, atol=1e-11)
+    chosen = fused[3]
+    assert ((chosen < 0).all(dim=0) == (torch.ones(ROWS).bool() if draw == "soft" else DRAWS[draw].expected)).all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_keys_and_values_need_not_be_contiguous(draw, fused):
+    turned = gated(nn.LSTM, DRAWS[draw], fused, lambda x: x.mT.contiguous().mT)
+    assert_close(turned, gated(nn.LSTM, DRAWS[draw], fused))

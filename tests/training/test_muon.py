@@ -6,7 +6,7 @@ from helpers.small_runs import StoppedError, batches, same
 from torch import nn
 from torch.testing import assert_close
 
-from regard.models.recurrent import bahdanau
+from regard.models.recurrent import Bahdanau, RecurrentConfig
 from regard.models.transformer import TransformerConfig, transformer
 from regard.training import Checkpoint, Muon, Recipe, train, warm_cosine
 from regard.training.muon import QUINTIC, STEP_RMS, matrices_of, orthogonal
@@ -142,7 +142,7 @@ def test_matrices_of_a_model_are_the_weights_of_its_layers():
     matrices = matrices_of(model)
     names = {name for name, parameter in model.named_parameters() if any(parameter is one for one in matrices)}
     assert every - names == {"source.token.weight"}
-    model = bahdanau(50, 60, size=8, hidden=12, tied=True)
+    model = Bahdanau(50, 60, RecurrentConfig(size=8, hidden=12, tied=True))
     shapes = {tuple(matrix.shape) for matrix in matrices_of(model)}
     assert (36, 12) in shapes
     assert not shapes & {(50, 8), (60, 8)}

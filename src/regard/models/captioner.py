@@ -23,6 +23,7 @@ gradient of soft attention. A trained encoder needs more of that gradient at fir
 `soft_steps` use it.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,8 +34,7 @@ from regard.attend import attend
 from regard.checks import fraction, positive
 from regard.layers.feed_forward import Dropout
 from regard.models.transformer import check_tokens
-from regard.ops import additive
-from regard.ops.attentive_lstm import Draw, Maps, Trajectory, run_recurrence
+from regard.ops.attentive_rnn import Attended, Attention, Draw, additive_scores, attentive_recurrence
 from regard.ops.cross_entropy import cross_entropy
 from regard.scores import Additive
 from regard.weighing import Weighing, hard, softmax
@@ -45,6 +45,42 @@ _BASELINE_DECAY = 0.9
 """The fraction of the baseline that remains after a batch."""
 _MIN_WEIGHT = 1e-30
 """Attention weights are at least this large in a logarithm."""
+
+
+@dataclass(frozen=True)
+class CaptionConfig:
+    """Sizes and options of a caption decoder."""
+
+    size: int = 256  # of word vectors, and of the rows that words are predicted from
+    hidden: int = 512  # of the LSTM
+    attention: int = 512  # of the score's hidden layer
+    shape: tuple[int, int] | None = None
+    """Rows and columns of the grid: each cell gets a learned vector that is added to its channels, at first linear in
+    row and column. None: the decoder knows the position of a cell only through the encoder."""
+    dropout: float = 0.0  # rate for word vectors, and for the rows that words are predicted from
+    tied: bool = False  # the output layer shares its weights with the embedding
+
+    def __post_init__(self) -> None:
+        for name in ("size", "hidden", "attention"):
+            positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class HardAttention:
+    """How hard attention is trained; the module's docstring has the estimate."""
+
+    samples: int = 1  # number of draws for each caption
+    reward: float = 1.0  # weight of the gradient of the draws
+    entropy: float = 0.002  # weight of the entropy
+    expected: float = 0.5  # probability that a caption uses the expected cell instead of a draw
+    soft_steps: int = 0  # number of first calls of `loss` in `train` mode in which all captions use the expected cell
+
+    def __post_init__(self) -> None:
+        positive("samples", self.samples)
+        fraction("expected", self.expected)
+
+
+_CONFIG, _HARD = CaptionConfig(), HardAttention()
 
 
 class Regions:
@@ -68,7 +104,7 @@ class Regions:
 
     def attend(self, query: Tensor, weight: Tensor, weigh: Weighing) -> Tensor:
         """The attended values `[rows, channels]` of projected queries `[rows, hidden]`."""
-        scores = additive.scores(query, self.key, weight, self.index).unsqueeze(1)  # [rows, 1, cells]
+        scores = additive_scores(query, self.key, weight, self.index).unsqueeze(1)  # [rows, 1, cells]
         per_image = len(query) // len(self.key)
         regular = torch.arange(len(self.key), device=query.device).repeat_interleave(per_image)
         if len(regular) == len(query) and torch.equal(regular, self.index):
@@ -105,16 +141,9 @@ class CaptionDecoder(nn.Module):
 
     vocabulary   number of words, including `PADDING`
     channels     of the grid
-    size         of word vectors, and of the rows that words are predicted from
-    hidden       size of the LSTM
-    attention    size of the score's hidden layer
-    shape        rows and columns of the grid: each cell gets a learned vector that is added to its channels, at first
-                 linear in row and column. None: the decoder knows the position of a cell only through the encoder
-    dropout      rate for word vectors, and for the rows that words are predicted from
-    tied         the output layer shares its weights with the embedding
 
     >>> import torch
-    >>> decoder = CaptionDecoder(50, 7, size=8, hidden=16, attention=8)
+    >>> decoder = CaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, attention=8))
     >>> decoder(torch.randn(3, 9, 7), torch.randint(50, (3, 5))).shape
     torch.Size([3, 5, 50])
     """
@@ -128,34 +157,29 @@ class CaptionDecoder(nn.Module):
         self,
         vocabulary: int,
         channels: int,
-        *,
-        size: int = 256,
-        hidden: int = 512,
-        attention: int = 512,
-        shape: tuple[int, int] | None = None,
-        dropout: float = 0.0,
-        tied: bool = False,
+        config: CaptionConfig = _CONFIG,
     ) -> None:
         super().__init__()
-        for name, number in {"vocabulary": vocabulary, "channels": channels, "size": size, "hidden": hidden}.items():
-            positive(name, number)
+        size, hidden, shape = config.size, config.hidden, config.shape
+        positive("vocabulary", vocabulary)
+        positive("channels", channels)
         self.register_buffer("centre", torch.zeros(channels))
         self.register_buffer("width", torch.ones(channels))
         # The learned vector of each cell, [cells, channels]; the name is part of the file format.
         self.place = None if shape is None else nn.Parameter(_cell_coordinates(*shape) @ torch.randn(2, channels))
         self.embedding = nn.Embedding(vocabulary, size)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
-        self.score = Additive(hidden, channels, attention)
+        self.score = Additive(hidden, channels, config.attention)
         self.gate = nn.Linear(hidden, channels)
         self.cell = nn.LSTMCell(size + channels, hidden)
         self.from_state = nn.Linear(hidden, size)
         self.from_context = nn.Linear(channels, size, bias=False)
-        self.drop = Dropout(dropout)
+        self.drop = Dropout(config.dropout)
         self.read = nn.Linear(size, vocabulary)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
         nn.init.ones_(self.cell.bias_ih[hidden : 2 * hidden].detach())  # the forget gate starts open
         nn.init.zeros_(self.read.bias)
-        if tied:
+        if config.tied:
             self.read.weight = self.embedding.weight
 
     @property
@@ -174,11 +198,11 @@ class CaptionDecoder(nn.Module):
 
     def rows(self, grid: Tensor, words: Tensor) -> _DecoderOutput:
         """Rows from which the next word of each position `[batch, m]` is predicted, and the attention weights."""
-        vectors, trajectory = self.run_decoder(grid, words)
-        rows = self.output_rows(vectors, trajectory.states, trajectory.contexts)
-        return _DecoderOutput(rows, trajectory.weights, trajectory.chosen_cells)
+        vectors, states, attended = self._run_decoder(grid, words)
+        rows = self.output_rows(vectors, states, attended.context)
+        return _DecoderOutput(rows, attended.weights, attended.chosen)
 
-    def draw(self, words: Tensor) -> Draw | None:
+    def _draw(self, words: Tensor) -> Draw | None:
         """How cells are drawn for words `[batch, m]`; None: soft attention draws none."""
         return None
 
@@ -187,22 +211,29 @@ class CaptionDecoder(nn.Module):
         logits: Tensor = self.read(rows)
         return logits
 
-    def run_decoder(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Trajectory]:
-        """The words' vectors `[batch, m, size]`, and the trajectory of the recurrence over them."""
+    def _run_decoder(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Attended]:
+        """Vectors of the words `[batch, m, size]`, states `[batch, m, hidden]` and the results of the attention."""
         check_tokens(words, self.vocabulary)
         if len(grid) != len(words):
             raise ValueError(f"each caption needs its grid, got {len(grid)} grids and {len(words)} captions")
         vectors, size = self.drop(self.embedding(words)), self.embedding.embedding_dim
-        key, grid, state = self.prepare_grid(grid)
+        key, grid, start = self._prepare_grid(grid)
         cell, score, query = self.cell, self.score, self.score.query_projection
-        inputs = functional.linear(vectors, cell.weight_ih[:, :size], cell.bias_ih + cell.bias_hh)
-        maps = Maps(
+        attention = Attention(
+            key,
+            grid,
             score.weight,
-            torch.cat([query.weight, self.gate.weight, cell.weight_hh]),
+            torch.cat([query.weight, self.gate.weight]),
             torch.cat([query.bias, self.gate.bias]),
             cell.weight_ih[:, size:],
+            draw=self._draw(words),
         )
-        return vectors, run_recurrence(key, grid, inputs, state, maps, self.draw(words))
+        gates = functional.linear(
+            vectors.transpose(0, 1), cell.weight_ih[:, :size], cell.bias_ih
+        )  # [m, batch, 4 · hidden]
+        states, attended = attentive_recurrence(gates, start, cell.weight_hh, cell.bias_hh, attention)
+        # [m, batch, …] to [batch, m, …]
+        return vectors, states.transpose(0, 1), Attended(*(part.transpose(0, 1) for part in attended))
 
     @torch.no_grad()
     def fit_scaling(self, grid: Tensor) -> None:
@@ -211,7 +242,7 @@ class CaptionDecoder(nn.Module):
         self.centre.copy_(flat.mean(dim=0))
         self.width.copy_(flat.std(dim=0, correction=0).clamp(min=1e-6))
 
-    def prepare_grid(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    def _prepare_grid(self, grid: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Projected keys `[batch, cells, attention]`, the scaled grid, and the state before the first word."""
         channels = len(self.centre)
         if grid.ndim != 3 or grid.shape[2] != channels or not grid.shape[1]:
@@ -237,13 +268,18 @@ class CaptionDecoder(nn.Module):
         smoothing   the fraction of each target that is divided equally among all words
         """
         real = _real_words(words)
-        output, (weight, bias) = self.rows(grid, words[:, :-1]), self.output_weights
-        loss = cross_entropy(output.rows[real], weight, words[:, 1:][real], bias, smoothing=smoothing)
-        return loss + spread * unevenness(output.weights, real).sum() / real.sum() if spread else loss
+        output = self.rows(grid, words[:, :-1])
+        loss = self._word_loss(output, words[:, 1:][real], real, smoothing)
+        return loss + spread * _unevenness(output.weights, real).sum() / real.sum() if spread else loss
+
+    def _word_loss(self, output: _DecoderOutput, targets: Tensor, real: Tensor, smoothing: float) -> Tensor:
+        """The mean loss of the words `targets`, which are at the positions `real` `[batch, m]`."""
+        weight, bias = self.output_weights
+        return cross_entropy(output.rows[real], weight, targets, bias, smoothing=smoothing)
 
     def begin(self, grid: Tensor, max_length: int | None = None) -> _CaptionDecodingState:
         """The state before the first word of captions of `[images, cells, channels]`; `max_length` is not used."""
-        key, grid, state = self.prepare_grid(grid)
+        key, grid, state = self._prepare_grid(grid)
         return _CaptionDecodingState(*state, Regions(key, grid))
 
     def step(
@@ -268,15 +304,10 @@ class HardCaptionDecoder(CaptionDecoder):
 
     To draw also when captions are written, pass a weighing to `step`: `partial(decoder.step, weigh=HardSample())`.
 
-    samples      number of draws for each caption
-    reward       weight of the gradient of the draws
-    entropy      weight of the entropy
-    expected     probability that a caption uses the expected cell instead of a draw
-    soft_steps   number of first calls of `loss` in `train` mode in which all captions use the expected cell
-    others       the arguments of `CaptionDecoder`
+    hard   how it is trained
 
     >>> import torch
-    >>> decoder = HardCaptionDecoder(50, 7, size=8, hidden=16, attention=8).eval()
+    >>> decoder = HardCaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, attention=8)).eval()
     >>> decoder.rows(torch.randn(3, 9, 7), torch.randint(50, (3, 5))).chosen_cells.shape
     torch.Size([3, 5])
     """
@@ -285,44 +316,24 @@ class HardCaptionDecoder(CaptionDecoder):
     baseline: Tensor  # []  moving average of log p per word
     steps: Tensor  # []  number of calls of `loss` in `train` mode
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         vocabulary: int,
         channels: int,
-        *,
-        size: int = 256,
-        hidden: int = 512,
-        attention: int = 512,
-        shape: tuple[int, int] | None = None,
-        dropout: float = 0.0,
-        tied: bool = False,
-        samples: int = 1,
-        reward: float = 1.0,
-        entropy: float = 0.002,
-        expected: float = 0.5,
-        soft_steps: int = 0,
+        config: CaptionConfig = _CONFIG,
+        hard: HardAttention = _HARD,
     ) -> None:
-        super().__init__(
-            vocabulary,
-            channels,
-            size=size,
-            hidden=hidden,
-            attention=attention,
-            shape=shape,
-            dropout=dropout,
-            tied=tied,
-        )
-        self.samples, self.expected = positive("samples", samples), fraction("expected", expected)
-        self.reward, self.entropy, self.soft_steps = reward, entropy, soft_steps
+        super().__init__(vocabulary, channels, config)
+        self.hard = hard
         self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("baseline", -torch.tensor(float(vocabulary)).log())  # log p of equally probable words
 
-    def draw(self, words: Tensor) -> Draw:
+    def _draw(self, words: Tensor) -> Draw:
         """In `train` mode one uniform number per word; in `eval` mode the most probable cell."""
         if not self.training:
             return Draw(None, torch.zeros(len(words), dtype=torch.bool, device=words.device))
-        uniform = torch.rand(words.shape, dtype=torch.float64, device=words.device)
-        expected = self.expected if self.steps >= self.soft_steps else 1.0
+        uniform = torch.rand(words.shape, dtype=torch.float64, device=words.device).T  # [m, batch]
+        expected = self.hard.expected if self.steps >= self.hard.soft_steps else 1.0
         return Draw(uniform, torch.rand(len(words), device=words.device) < expected)
 
     def loss(self, grid: Tensor, words: Tensor, *, spread: float = 0.0, smoothing: float = 0.0) -> Tensor:
@@ -332,26 +343,24 @@ class HardCaptionDecoder(CaptionDecoder):
         not -log p: smoothing changes the targets, also in the rewards, and spread adds its term. Reward and entropy
         contribute a gradient, and no value. In `train` mode it also updates the baseline and counts the step.
         """
-        if self.samples > 1:
-            grid, words = grid.repeat_interleave(self.samples, dim=0), words.repeat_interleave(self.samples, dim=0)
-        real = _real_words(words)
-        output, targets = self.rows(grid, words[:, :-1]), words[:, 1:][real]
+        if self.hard.samples > 1:
+            grid, words = (x.repeat_interleave(self.hard.samples, dim=0) for x in (grid, words))
+        return super().loss(grid, words, spread=spread, smoothing=smoothing)
+
+    def _word_loss(self, output: _DecoderOutput, targets: Tensor, real: Tensor, smoothing: float) -> Tensor:
         logits = self.logits(output.rows[real])
         losses = functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")  # [words]
-        loss = losses.sum()
         log_probs = torch.zeros_like(real, dtype=losses.dtype).masked_scatter(real, -losses.detach())  # [batch, m]
         log_weights = _chosen_log_weights(output.weights, output.chosen_cells)
-        surrogate = self.reward * (self.advantage(log_probs, real) * log_weights).sum()
-        surrogate = surrogate + self.entropy * (entropies(output.weights) * real).sum()
-        loss = loss - (surrogate - surrogate.detach())  # the surrogate gives a gradient, and no value
-        if spread:
-            loss = loss + spread * unevenness(output.weights, real).sum()
+        surrogate = self.hard.reward * (self._advantage(log_probs, real) * log_weights).sum()
+        surrogate = surrogate + self.hard.entropy * (_entropies(output.weights) * real).sum()
         if self.training:
             self.baseline += (1 - _BASELINE_DECAY) * (log_probs.sum() / real.sum() - self.baseline)
             self.steps += 1
-        return loss / real.sum()
+        # The surrogate gives a gradient, and no value.
+        return (losses.sum() - (surrogate - surrogate.detach())) / real.sum()
 
-    def advantage(self, log_probs: Tensor, real: Tensor) -> Tensor:
+    def _advantage(self, log_probs: Tensor, real: Tensor) -> Tensor:
         """R_t - b n_t of each word, from log p of each `[batch, m]`; 0 at padding."""
         above_baseline = (log_probs - self.baseline) * real
         return above_baseline.flip(1).cumsum(dim=1).flip(1) * real
@@ -379,7 +388,7 @@ def _real_words(words: Tensor) -> Tensor:
     return real
 
 
-def unevenness(weights: Tensor, real: Tensor) -> Tensor:
+def _unevenness(weights: Tensor, real: Tensor) -> Tensor:
     """Σ_i (1 - Σ_t α_ti)² over the real words of each caption: `[batch]`."""
     totals = torch.einsum("bti,bt->bi", weights, real.to(weights.dtype))
     return (1 - totals).square().sum(dim=1)
@@ -391,6 +400,6 @@ def _chosen_log_weights(weights: Tensor, chosen_cells: Tensor) -> Tensor:
     return chosen.clamp(min=_MIN_WEIGHT).log() * (chosen_cells >= 0)
 
 
-def entropies(weights: Tensor) -> Tensor:
+def _entropies(weights: Tensor) -> Tensor:
     """-Σ_i α_i log α_i of each word, `[batch, m]`."""
     return -(weights * weights.clamp(min=_MIN_WEIGHT).log()).sum(dim=2)

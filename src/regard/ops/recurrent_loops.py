@@ -1,4 +1,4 @@
-"""Numba loops of `additive`, `attentive_rnn` and `attentive_lstm`: the additive score, and the gates of GRU and LSTM.
+"""Numba loops of `attentive_rnn`: the additive score, and the gates of GRU and LSTM.
 
 Arrays are `[rows, …]` with each row contiguous; loops are compiled for float32 and float64. Division follows NumPy's
 `error_model`: Python's check for zero would prevent vectorisation.
@@ -10,12 +10,33 @@ new, output for an LSTM. `hidden` is the previous state's part of the gates, fro
 one array, so that the compiler has few arrays to check for overlap before it vectorises.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from regard.compiled import compiled
 from regard.compiled.math import EXACT, SUM, Floats, exponential, sigmoid, tanh
+
+
+class Keys(NamedTuple):
+    """What the queries attend to."""
+
+    key: Floats  # [rows, n, h]
+    score: Floats  # [h]  the weight of the score
+    value: Floats  # [rows, n, v]
+    counts: NDArray[np.int64]  # [rows]  number of keys of each row
+
+
+class AdditiveGradients(NamedTuple):
+    """The gradients of the outputs of `additive_forward`, and where those of its inputs are written."""
+
+    mean: Floats  # [rows, v]
+    weights: Floats  # [rows, n]  of the weights as an output of their own; overwritten
+    query: Floats  # [rows, h or more]  the first h are written
+    key: Floats  # [rows, n, h]  added to
+    score: Floats  # [h]  added to
 
 
 @njit(fastmath=SUM, error_model="numpy")
@@ -38,20 +59,13 @@ def additive_scores(query: Floats, key: Floats, weight: Floats, index: NDArray[n
 
 
 @compiled(nogil=True, fastmath=SUM, error_model="numpy")
-def additive_forward(
-    query: Floats,
-    key: Floats,
-    weight: Floats,
-    value: Floats,
-    counts: NDArray[np.int64],
-    mean: Floats,
-    attention: Floats,
-) -> None:
-    """attention = softmax(weightᵀ tanh(query + key)) over the first `counts` keys; mean = Σ attention · value.
+def additive_forward(query: Floats, keys: Keys, mean: Floats, attention: Floats) -> None:
+    """attention = softmax(scoreᵀ tanh(query + key)) over the first `counts` keys; mean = Σ attention · value.
 
-    query [rows, h or more], of which the first h count; key [rows, n, h]; value [rows, n, v]
-    mean [rows, v], attention [rows, n]: written; both are 0 for a row without keys
+    query                             [rows, h or more], of which the first h count
+    mean [rows, v], attention [rows, n]   written; both are 0 for a row without keys
     """
+    key, weight, value, counts = keys
     for row in range(key.shape[0]):
         count, total_mean = counts[row], mean[row]
         weights = attention[row, :count]
@@ -81,26 +95,13 @@ def additive_forward(
 
 
 @compiled(nogil=True, fastmath=SUM, error_model="numpy")
-def additive_backward(  # noqa: PLR0913
-    query: Floats,
-    key: Floats,
-    weight: Floats,
-    value: Floats,
-    counts: NDArray[np.int64],
-    attention: Floats,
-    mean_grad: Floats,
-    attention_grad: Floats,
-    query_grad: Floats,
-    key_grad: Floats,
-    weight_grad: Floats,
-) -> None:
-    """From the gradients of mean and attention to those of query (written), key and weight (added to).
+def additive_backward(query: Floats, keys: Keys, attention: Floats, gradients: AdditiveGradients) -> None:
+    """From the gradients of mean and attention to those of query, key and score.
 
-    attention_grad [rows, n]   gradient of the weights as an output of their own; overwritten
-    query_grad                 [rows, h or more], of which the first h are written
-
-    The gradient of the values, attention ⊗ mean_grad, is one matrix product over several queries: the caller does it.
+    The gradient of the values, attention ⊗ mean's, is one matrix product over several queries: the caller does it.
     """
+    key, weight, value, counts = keys
+    mean_grad, attention_grad, query_grad, key_grad, weight_grad = gradients
     size = key.shape[2]
     one = weight.dtype.type(1)
     for row in range(key.shape[0]):

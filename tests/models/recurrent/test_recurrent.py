@@ -1,7 +1,5 @@
 """The recurrent models against their equations, one sentence and one step at a time, in values and gradients."""
 
-import importlib
-
 import pytest
 import torch
 from helpers.slow_recurrent import slow
@@ -10,17 +8,17 @@ from torch.testing import assert_close
 
 from regard.decoding import beam
 from regard.models.recurrent import (
+    Bahdanau,
     Location,
+    Luong,
+    RecurrentConfig,
     RecurrentEncoder,
-    bahdanau,
+    Vanilla,
     cells,
     concat,
     encoder_decoder,
-    luong,
-    vanilla,
 )
-
-bahdanau_module = importlib.import_module("regard.models.recurrent.bahdanau")  # the function has its name
+from regard.ops import attentive_rnn
 
 WORDS, TOKENS, SIZE, HIDDEN = 29, 23, 7, 5
 LENGTHS = torch.tensor([11, 1, 4, 8])
@@ -32,30 +30,37 @@ def location(state, _):
 
 
 MODELS = {
-    "vanilla": (vanilla, {}),
-    "vanilla lstm": (vanilla, {"cell": nn.LSTM, "layers": 2, "bidirectional": True, "maxout": False, "tied": True}),
-    "vanilla cold": (vanilla, {"warm": False}),
-    "vanilla cold lstm": (vanilla, {"warm": False, "cell": nn.LSTM}),
-    "bahdanau": (bahdanau, {}),
-    "bahdanau lstm": (bahdanau, {"cell": nn.LSTM, "layers": 3, "alignment": 3, "maxout": False, "tied": True}),
-    "bahdanau one way": (bahdanau, {"bidirectional": False, "layers": 2}),
-    "luong dot": (luong, {"score": None}),
-    "luong general": (luong, {"bidirectional": True, "feeding": False, "tied": True}),
-    "luong general fed": (luong, {"bidirectional": True, "layers": 2, "tied": True}),
-    "luong concat": (luong, {"score": concat, "cell": nn.GRU, "feeding": False, "layers": 2}),
-    "luong location": (luong, {"score": location, "feeding": False}),
-    "luong location fed": (luong, {"score": location, "radius": 2, "predicted": False}),
-    "luong local-m": (luong, {"score": None, "radius": 2, "predicted": False, "feeding": False}),
-    "luong local-p": (luong, {"radius": 3, "feeding": False}),
-    "luong local-p fed": (luong, {"radius": 3, "score": concat, "bidirectional": True}),
+    "vanilla": (Vanilla, {}),
+    "vanilla lstm": (Vanilla, {"cell": nn.LSTM, "layers": 2, "bidirectional": True, "maxout": False, "tied": True}),
+    "vanilla cold": (Vanilla, {"warm": False}),
+    "vanilla cold lstm": (Vanilla, {"warm": False, "cell": nn.LSTM}),
+    "bahdanau": (Bahdanau, {}),
+    "bahdanau lstm": (Bahdanau, {"cell": nn.LSTM, "layers": 3, "alignment": 3, "maxout": False, "tied": True}),
+    "bahdanau one way": (Bahdanau, {"bidirectional": False, "layers": 2}),
+    "luong dot": (Luong, {"score": None}),
+    "luong general": (Luong, {"bidirectional": True, "feeding": False, "tied": True}),
+    "luong general fed": (Luong, {"bidirectional": True, "layers": 2, "tied": True}),
+    "luong concat": (Luong, {"score": concat, "cell": nn.GRU, "feeding": False, "layers": 2}),
+    "luong location": (Luong, {"score": location, "feeding": False}),
+    "luong location fed": (Luong, {"score": location, "radius": 2, "predicted": False}),
+    "luong local-m": (Luong, {"score": None, "radius": 2, "predicted": False, "feeding": False}),
+    "luong local-p": (Luong, {"radius": 3, "feeding": False}),
+    "luong local-p fed": (Luong, {"radius": 3, "score": concat, "bidirectional": True}),
 }
 named = pytest.mark.parametrize("name", MODELS)
 
 
+def build(kind, source=WORDS, target=TOKENS, **settings):
+    """A small model; the settings are those of the configuration, and the model's own."""
+    settings = {"size": SIZE, "hidden": HIDDEN} | settings
+    shared = {name: settings.pop(name) for name in list(settings) if name in RecurrentConfig.__dataclass_fields__}
+    return kind(source, target, RecurrentConfig(**shared), **settings)
+
+
 def make_model(name, **more):
     torch.manual_seed(3)
-    build, settings = MODELS[name]
-    model = build(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, **settings, **more)
+    kind, settings = MODELS[name]
+    model = build(kind, **settings, **more)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     return model.double()
@@ -91,7 +96,7 @@ def test_fused_loops_equal_torch(name, monkeypatch):
     model, batch = make_model(name), sentences()
     fused = model(*batch)
     before = gradients(fused, model)
-    for module in (bahdanau_module, cells, encoder_decoder):
+    for module in (attentive_rnn, cells, encoder_decoder):
         monkeypatch.setattr(module, "fusible", lambda *_: False)
     plain = model(*batch)
     assert_close(plain, fused, rtol=1e-10, atol=1e-10)
@@ -103,7 +108,7 @@ def test_a_score_with_another_activation_is_used(monkeypatch):
     model.score.activation = torch.sigmoid
     weight = model.look(*batch)
     assert not torch.allclose(weight, make_model("bahdanau").look(*batch))
-    monkeypatch.setattr(bahdanau_module, "fusible", lambda *_: False)
+    monkeypatch.setattr(attentive_rnn, "fusible", lambda *_: False)
     assert_close(model.look(*batch), weight)
 
 
@@ -163,16 +168,16 @@ def test_dropout_applies_in_training_only(name):
 
 @pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
 def test_the_encoders_states_equal_torchs_and_are_0_at_padding(cell):
-    encoder = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2).double()
+    encoder = RecurrentEncoder(RecurrentConfig(SIZE, HIDDEN, cell, layers=2)).double()
     rows = torch.randn(len(LENGTHS), int(LENGTHS.max()) + 2, SIZE, dtype=torch.float64)
     states = encoder(rows, LENGTHS)
     assert (states[torch.arange(rows.shape[1]) >= LENGTHS[:, None]] == 0).all()
-    assert_close(states, encoder.run_packed(rows, LENGTHS), rtol=1e-11, atol=1e-12)
+    assert_close(states, encoder._run_packed(rows, LENGTHS), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
 def test_dropout_between_layers(cell):
-    encoder = RecurrentEncoder(SIZE, HIDDEN, cell=cell, layers=2, dropout=1.0)
+    encoder = RecurrentEncoder(RecurrentConfig(SIZE, HIDDEN, cell, layers=2, dropout=1.0))
     decoder, zero = cell(SIZE, HIDDEN, 2, batch_first=True, dropout=1.0), torch.zeros(len(LENGTHS), HIDDEN)
     start = [(zero, zero) if cell is nn.LSTM else (zero,)] * 2
 
@@ -194,12 +199,12 @@ def test_dropout_between_layers(cell):
 
 
 def test_a_shared_vocabulary_has_one_embedding():
-    for build in (vanilla, bahdanau, luong):
-        model = build(TOKENS, TOKENS, size=SIZE, hidden=HIDDEN, shared=True, tied=True)
+    for kind in (Vanilla, Bahdanau, Luong):
+        model = build(kind, TOKENS, shared=True, tied=True)
         assert model.source is model.target
         assert model.read.weight is model.source.token.weight
         with pytest.raises(ValueError, match="one size, got 23 and 29"):
-            build(23, 29, size=SIZE, hidden=HIDDEN, shared=True)
+            build(kind, 23, 29, shared=True)
 
 
 def test_invalid_inputs_raise():
@@ -211,12 +216,12 @@ def test_invalid_inputs_raise():
     with pytest.raises(ValueError, match="at most 17 tokens, got 18"):
         make_model("luong location")(source.repeat(1, 2)[:, :18], lengths, target)
     with pytest.raises(ValueError, match="states of one size, got 5 and 10: use Bilinear"):
-        luong(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, score=None, bidirectional=True)
+        build(Luong, score=None, bidirectional=True)
     with pytest.raises(ValueError, match="radius must be a positive whole number, got 0"):
-        luong(WORDS, TOKENS, size=SIZE, hidden=HIDDEN, radius=0)
+        build(Luong, radius=0)
     with pytest.raises(ValueError, match="below 29, the vocabulary, got 29"):
         make_model("bahdanau")(source + WORDS - int(source.max()), lengths, target)
-    encoder, rows = RecurrentEncoder(SIZE, HIDDEN), torch.randn(3, 4, SIZE)
+    encoder, rows = RecurrentEncoder(RecurrentConfig(SIZE, HIDDEN)), torch.randn(3, 4, SIZE)
     with pytest.raises(ValueError, match="at least 1 and at most 4, the tokens given, got 0"):
         encoder(rows, torch.tensor([4, 0, 1]))
     with pytest.raises(ValueError, match="at least 1 and at most 4, the tokens given, got 5"):
@@ -225,4 +230,4 @@ def test_invalid_inputs_raise():
         encoder(rows, torch.tensor([4, 1]))
     for setting in ("size", "hidden", "layers"):
         with pytest.raises(ValueError, match=f"{setting} must be a positive whole number, got 0"):
-            bahdanau(WORDS, TOKENS, **{"size": SIZE, "hidden": HIDDEN, setting: 0})
+            build(Bahdanau, **{setting: 0})

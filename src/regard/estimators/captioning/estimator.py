@@ -7,6 +7,7 @@ that the model writes itself.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -53,7 +54,7 @@ from regard.estimators.common import (
     saved_history,
 )
 from regard.estimators.settings import saved_settings, setting, with_settings
-from regard.models.captioner import CaptionDecoder, HardCaptionDecoder
+from regard.models.captioner import CaptionConfig, CaptionDecoder, HardAttention, HardCaptionDecoder
 from regard.progress import ProgressBar
 from regard.saving import read_folder
 from regard.training import History, Monitor
@@ -181,7 +182,7 @@ class Captioner(TrainedEstimator):
         per_epoch = len(batches(0))
         steps = self.epochs * math.ceil(per_epoch / self.accumulate)
         if isinstance(decoder, HardCaptionDecoder):
-            decoder.soft_steps = round(self.soft_start * self.epochs * per_epoch)
+            decoder.hard = replace(decoder.hard, soft_steps=round(self.soft_start * self.epochs * per_epoch))
         recipe = self._recipe(
             optimizer, self.epochs, steps, lambda batch: predicted_tokens(batch.words), average=self.average
         )
@@ -189,7 +190,7 @@ class Captioner(TrainedEstimator):
             model, batches, loss, recipe, validate=lambda: validation_score(data, decoder, grids, self.longest)
         )
         if isinstance(decoder, HardCaptionDecoder) and not history.averaged:
-            warn_of_soft_epoch(history.best_epoch + 1, len(history.validation), decoder.soft_steps / per_epoch)
+            warn_of_soft_epoch(history.best_epoch + 1, len(history.validation), decoder.hard.soft_steps / per_epoch)
         return history
 
     def _make_tokenizer(self, lines: list[str]) -> "Tokenizer":
@@ -201,12 +202,12 @@ class Captioner(TrainedEstimator):
         return tokenizer
 
     def _make_decoder(self, vocabulary: int, encoder: GridEncoder) -> CaptionDecoder:
-        sizes: dict[str, Any] = {"size": self.size, "hidden": self.hidden, "attention": self.score_size}
-        shared = sizes | {"shape": encoder.shape, "dropout": self.dropout, "tied": self.tied}
+        sizes = self.size, self.hidden, self.score_size
+        config = CaptionConfig(*sizes, encoder.shape, dropout=self.dropout, tied=self.tied)
         if self.attention == "soft":
-            return CaptionDecoder(vocabulary, encoder.channels, **shared)
-        drawing = {name: getattr(self, name) for name in ("samples", "reward", "entropy", "expected")}
-        return HardCaptionDecoder(vocabulary, encoder.channels, **shared, **drawing)
+            return CaptionDecoder(vocabulary, encoder.channels, config)
+        hard = HardAttention(self.samples, self.reward, self.entropy, self.expected)
+        return HardCaptionDecoder(vocabulary, encoder.channels, config, hard)
 
     def _check_encoder(self, encoder: GridEncoder) -> None:
         """Raise on settings that need a frozen encoder, or one that is trained."""

@@ -39,7 +39,7 @@ from regard.estimators.translation.training import (
     translate_tokens,
     validation_bleu,
 )
-from regard.models.recurrent import Location, bahdanau, concat, luong, vanilla
+from regard.models.recurrent import Bahdanau, Location, Luong, RecurrentConfig, Vanilla, concat
 from regard.models.transformer import TransformerConfig, transformer
 from regard.progress import ProgressBar
 from regard.scores import Bilinear
@@ -238,33 +238,33 @@ class Translator(Training, TrainedEstimator):
                 attention_dropout=float(self.attention_dropout),
             )
             return transformer(*known.sizes, config, shared=known.joint)
-        recurrent: dict[str, Any] = {
-            "size": size,
-            "hidden": 2 * size if hidden is None else hidden,
-            "cell": {"gru": nn.GRU, "lstm": nn.LSTM}[self.cell],
-            "layers": int(self.layers),
-            "dropout": dropout,
-            "shared": known.joint,
-            "tied": True,
-        }
+        recurrent = RecurrentConfig(
+            size=size,
+            hidden=2 * size if hidden is None else hidden,
+            cell=nn.LSTM if self.cell == "lstm" else nn.GRU,
+            layers=int(self.layers),
+            bidirectional=self.attention != "dot" if self.model == "luong" else None,
+            dropout=dropout,
+            shared=known.joint,
+            tied=True,
+        )
         if self.model == "rnn":
-            return vanilla(*known.sizes, **recurrent)
+            return Vanilla(*known.sizes, recurrent)
         if self.model == "bahdanau":
-            return bahdanau(*known.sizes, **recurrent)
+            return Bahdanau(*known.sizes, recurrent)
         scores: dict[str, Callable[[int, int], nn.Module] | None] = {
             "dot": None,
             "general": Bilinear,
             "concat": concat,
             "location": lambda state, _: Location(state, max_length=self.longest),
         }
-        return luong(
+        return Luong(
             *known.sizes,
+            recurrent,
             score=scores[self.attention],
-            bidirectional=self.attention != "dot",
             radius=None if self.window is None else self.radius,
             predicted=self.window == "local-p",
             feeding=self.input_feeding,
-            **recurrent,
         )
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:

@@ -1,8 +1,8 @@
 """Recurrent sequence-to-sequence models, with one context vector for all words or one for each.
 
-    vanilla    c is the encoder's final state, the same for every step     Cho et al. 2014
-    bahdanau   c_t = attend(s_{t−1}, h), an input of the recurrence        Bahdanau, Cho, Bengio 2015
-    luong      c_t = attend(s_t, h), an input of the output layer          Luong, Pham, Manning 2015
+    Vanilla    c is the encoder's final state, the same for every step     Cho et al. 2014
+    Bahdanau   c_t = attend(s_{t−1}, h), an input of the recurrence        Bahdanau, Cho, Bengio 2015
+    Luong      c_t = attend(s_t, h), an input of the output layer          Luong, Pham, Manning 2015
 
 These models and the Transformer have the same methods. source `[batch, n]` and target `[batch, m]` are integers, padded
 at the end; `lengths` `[batch]` are the numbers of source tokens; the target starts with the start token.
@@ -14,9 +14,10 @@ at the end; `lengths` `[batch]` are the numbers of source tokens; the target sta
     begin(source, lengths, max_length), step(state, last)     for `regard.decoding`
 """
 
-from regard.models.recurrent.bahdanau import Bahdanau, bahdanau
-from regard.models.recurrent.encoder_decoder import RecurrentEncoder, Vanilla, vanilla
-from regard.models.recurrent.luong import Global, Local, Location, Luong, concat, luong
+from regard.models.recurrent.bahdanau import Bahdanau
+from regard.models.recurrent.cells import RecurrentConfig
+from regard.models.recurrent.encoder_decoder import RecurrentEncoder, Vanilla
+from regard.models.recurrent.luong import Global, Local, Location, Luong, concat
 
 __all__ = [
     "Bahdanau",
@@ -24,10 +25,8 @@ __all__ = [
     "Local",
     "Location",
     "Luong",
+    "RecurrentConfig",
     "RecurrentEncoder",
     "Vanilla",
-    "bahdanau",
     "concat",
-    "luong",
-    "vanilla",
 ]

@@ -1,21 +1,51 @@
-"""Parts of the recurrent models: the cells of torch's `nn.GRU` and `nn.LSTM`, initial states, embeddings, output."""
+"""Parts of the recurrent models: configuration, layers of `nn.GRU` and `nn.LSTM`, initial states, output."""
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.checks import positive
+from regard.checks import fraction, positive
 from regard.layers.cache import FixedTensors
-from regard.models.transformer import Embedding
-from regard.ops.additive import fusible
-from regard.ops.attentive_rnn import recurrence
+from regard.ops.attentive_rnn import State, cell_step, fusible, recurrence
 from regard.ops.hashed_dropout import dropped
 
 Cell = type[nn.GRU] | type[nn.LSTM]
-State = tuple[Tensor, ...]
-"""Of one layer: (s,) for a GRU, (s, memory) for an LSTM, `[rows, hidden]` each."""
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """What all recurrent models have in common. None stands for the choice of the model's paper."""
+
+    size: int = 256  # of an embedding
+    hidden: int = 512  # of a state, in the encoder for each direction
+    cell: Cell | None = None  # `nn.GRU` or `nn.LSTM`
+    layers: int = 1  # of the encoder, and of the decoder
+    bidirectional: bool | None = None  # whether the encoder also reads from the end
+    dropout: float = 0.0  # rate of embeddings, between layers, and before the output layer
+    shared: bool = False  # source and target have the same vocabulary, and share one embedding
+    tied: bool = False  # the output layer shares its weights with the target's embedding
+
+    def __post_init__(self) -> None:
+        for name in ("size", "hidden", "layers"):
+            positive(name, getattr(self, name))
+        fraction("dropout", self.dropout)
+
+    def with_defaults(self, cell: Cell, *, bidirectional: bool) -> "RecurrentConfig":
+        """The same, with these values in place of None."""
+        both = self.bidirectional
+        return replace(self, cell=self.cell or cell, bidirectional=bidirectional if both is None else both)
+
+    def make_rnn(self, size: int, layers: int | None = None, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
+        """Layers of the cell for inputs `[batch, n, size]`; default: as many as configured."""
+        layers, cell = self.layers if layers is None else layers, self.cell or nn.GRU
+        rate = self.dropout if layers > 1 else 0.0  # torch warns of dropout in a single layer
+        return cell(size, self.hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=rate)
+
+
+DEFAULTS = RecurrentConfig()
 
 
 class Weights(NamedTuple):
@@ -39,23 +69,6 @@ def weights_of(rnn: nn.RNNBase, layer: int = 0, *, reverse: bool = False) -> Wei
     """The parameters of one layer, in its forward or its reverse direction."""
     name = f"l{layer}_reverse" if reverse else f"l{layer}"
     return Weights(*(getattr(rnn, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
-
-
-def cell_step(gates: Tensor, state: State, weights: Weights) -> State:
-    """One step of a GRU or an LSTM, from the input's part of the gates with its bias: `[rows, gates · hidden]`.
-
-    As torch defines them: a GRU's reset gate applies to U s + b, and its update gate is the fraction of s that stays.
-    """
-    hidden = functional.linear(state[0], weights.hidden, weights.hidden_bias)
-    if len(state) == 1:
-        reset, update, new = gates.chunk(3, dim=-1)
-        hidden_reset, hidden_update, hidden_new = hidden.chunk(3, dim=-1)
-        update = torch.sigmoid(update + hidden_update)
-        new = torch.tanh(new + torch.sigmoid(reset + hidden_reset) * hidden_new)
-        return (new + update * (state[0] - new),)
-    enter, forget, new, output = (gates + hidden).chunk(4, dim=-1)
-    memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(output) * torch.tanh(memory), memory
 
 
 def run_layers(rnn: nn.GRU | nn.LSTM, x: Tensor, start: list[State], constant: Tensor | None = None) -> Tensor:
@@ -87,7 +100,7 @@ def layers_step(rnn: nn.GRU | nn.LSTM, gates: Tensor, layers: list[State]) -> li
         weights = weights_of(rnn, layer)
         if layer:
             gates = weights.gates(drop_between(rnn, states[-1][0]))
-        states.append(cell_step(gates, state, weights))
+        states.append(cell_step(gates, state, weights.hidden, weights.hidden_bias))
     return states
 
 
@@ -146,37 +159,3 @@ class DecodingState(NamedTuple):
     layers: list[State]  # of the decoder
     encoded: FixedTensors  # computed from the source
     extra: State = ()  # further outputs of the last step that the next one needs
-
-
-class _Embeddings(NamedTuple):
-    """The embeddings and the output layer of a model."""
-
-    source: Embedding
-    target: Embedding
-    read: nn.Linear
-
-
-def make_embeddings(
-    source: int, target: int, size: int, read_size: int, dropout: float, *, shared: bool = False, tied: bool = False
-) -> _Embeddings:
-    """Embeddings for two vocabularies, and the output layer for rows of `read_size`.
-
-    shared   source and target have the same vocabulary, and share one embedding
-    tied     the output layer shares its weights with the target's embedding
-    """
-    if shared and source != target:
-        raise ValueError(f"a shared vocabulary must have one size, got {source} and {target}")
-    if tied and size != read_size:
-        raise ValueError(f"a tied output layer must have the embedding's size, {size}, got rows of {read_size}")
-
-    def make_embedding(vocabulary: int) -> Embedding:
-        embedding = Embedding(positive("vocabulary", vocabulary), positive("size", size), dropout=dropout)
-        nn.init.normal_(embedding.token.weight, std=size**-0.5)
-        return embedding
-
-    source_embedding = make_embedding(source)
-    target_embedding = source_embedding if shared else make_embedding(target)
-    read = nn.Linear(read_size, target)
-    if tied:
-        read.weight = target_embedding.token.weight
-    return _Embeddings(source_embedding, target_embedding, read)

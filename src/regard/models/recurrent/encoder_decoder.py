@@ -13,57 +13,39 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.checks import fraction, positive
+from regard.checks import positive
 from regard.layers import Dropout
 from regard.layers.cache import FixedTensors
 from regard.models.recurrent.cells import (
-    Cell,
+    DEFAULTS,
     DecodingState,
     DeepOutput,
+    RecurrentConfig,
     Start,
-    State,
     Weights,
     drop_between,
     layers_step,
-    make_embeddings,
     run_layers,
     weights_of,
     zero_states,
 )
 from regard.models.transformer import Embedding
-from regard.ops.additive import fusible
-from regard.ops.attentive_rnn import recurrence
+from regard.ops.attentive_rnn import State, fusible, recurrence
 
 
 class RecurrentEncoder(nn.Module):
-    """Layers of a GRU or an LSTM over padded sequences.
-
-    cell            `nn.GRU` or `nn.LSTM`
-    bidirectional   whether each layer also reads from the end, with `hidden` features in each direction
-    dropout         rate between layers, in training
+    """Layers of a GRU or an LSTM over padded sequences, by default of a GRU in both directions.
 
     >>> import torch
-    >>> encoder = RecurrentEncoder(5, 3)
+    >>> encoder = RecurrentEncoder(RecurrentConfig(size=5, hidden=3))
     >>> encoder(torch.randn(2, 7, 5), torch.tensor([7, 4])).shape
     torch.Size([2, 7, 6])
     """
 
-    def __init__(
-        self,
-        size: int,
-        hidden: int,
-        *,
-        cell: Cell = nn.GRU,
-        layers: int = 1,
-        bidirectional: bool = True,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, config: RecurrentConfig = DEFAULTS) -> None:
         super().__init__()
-        self.hidden, self.bidirectional = positive("hidden", hidden), bidirectional
-        rate = fraction("dropout", dropout) if positive("layers", layers) > 1 else 0.0
-        self.rnn = cell(
-            positive("size", size), hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=rate
-        )
+        self.hidden, self.bidirectional = config.hidden, config.bidirectional is not False
+        self.rnn = config.make_rnn(config.size, bidirectional=self.bidirectional)
 
     @property
     def width(self) -> int:
@@ -73,7 +55,7 @@ class RecurrentEncoder(nn.Module):
     def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
         _check_lengths(lengths, rows)
         if not fusible(rows, weights_of(self.rnn).input):
-            return self.run_packed(rows, lengths)
+            return self._run_packed(rows, lengths)
         x = rows.transpose(0, 1)  # [n, batch, size]
         position = torch.arange(rows.shape[1]).unsqueeze(1)
         real = position < lengths  # [n, batch]
@@ -81,22 +63,22 @@ class RecurrentEncoder(nn.Module):
         reverse = torch.where(real, lengths - 1 - position, position) * len(rows) + torch.arange(len(rows))
         for layer in range(self.rnn.num_layers):
             x = drop_between(self.rnn, x) if layer else x
-            directions = [self.run_direction(x, weights_of(self.rnn, layer))]
+            directions = [self._run_direction(x, weights_of(self.rnn, layer))]
             if self.bidirectional:
-                reversed_states = self.run_direction(
+                reversed_states = self._run_direction(
                     _gather_rows(x, reverse), weights_of(self.rnn, layer, reverse=True)
                 )
                 directions.append(_gather_rows(reversed_states, reverse))
             x = torch.cat(directions, dim=-1)
         return (x * real.unsqueeze(-1)).transpose(0, 1).contiguous()  # [batch, n, width]
 
-    def run_direction(self, x: Tensor, weights: Weights) -> Tensor:
+    def _run_direction(self, x: Tensor, weights: Weights) -> Tensor:
         """One layer in one direction over all steps: `[n, batch, …]`, steps first."""
         zero = x.new_zeros(x.shape[1], self.hidden)
         start = (zero, zero) if isinstance(self.rnn, nn.LSTM) else (zero,)
         return recurrence(weights.gates(x), start, weights.hidden, weights.hidden_bias)
 
-    def run_packed(self, rows: Tensor, lengths: Tensor) -> Tensor:
+    def _run_packed(self, rows: Tensor, lengths: Tensor) -> Tensor:
         """The same as `forward`, by torch's packed sequences."""
         packed = pack_padded_sequence(rows, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=rows.shape[1])
@@ -133,20 +115,25 @@ def _check_lengths(lengths: Tensor, rows: Tensor) -> None:
 
 
 class Recurrent(nn.Module):
-    """Base of the recurrent models: embeddings, encoder and output layer.
+    """Base of the recurrent models, for two vocabularies of these sizes: embeddings, encoder and output layer.
 
-    source, target   an `Embedding` for each; they may be the same
-    encoder          a `RecurrentEncoder`
-    read             from rows to logits; its weight may be that of the target's embedding
-    dropout          rate for the rows before the output layer, in training
+    read_size   size of the rows that tokens are predicted from; default: the embedding's
     """
 
-    def __init__(
-        self, source: Embedding, target: Embedding, encoder: RecurrentEncoder, read: nn.Linear, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, source: int, target: int, config: RecurrentConfig, read_size: int | None = None) -> None:
         super().__init__()
-        self.source, self.target, self.encoder, self.read = source, target, encoder, read
-        self.dropout = Dropout(dropout)
+        read_size = config.size if read_size is None else read_size
+        if config.shared and source != target:
+            raise ValueError(f"a shared vocabulary must have one size, got {source} and {target}")
+        if config.tied and config.size != read_size:
+            raise ValueError(f"tied rows must have the embedding's size, {config.size}, got {read_size}")
+        self.source = _make_embedding(source, config)
+        self.target = self.source if config.shared else _make_embedding(target, config)
+        self.read = nn.Linear(read_size, target)
+        if config.tied:
+            self.read.weight = self.target.token.weight
+        self.encoder = RecurrentEncoder(config)
+        self.dropout = Dropout(config.dropout)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The encoder's states `[batch, n, width]`."""
@@ -170,48 +157,58 @@ class Recurrent(nn.Module):
         """Logits of the next token at each position of `target` `[batch, m]`: `[batch, m, vocabulary]`."""
         return self.logits(self.rows(source, lengths, target))
 
-    def embed_token(self, last: Tensor) -> Tensor:
-        """The vector of the last token of each row, `[rows, size]`."""
-        vectors: Tensor = self.target(last.unsqueeze(1))
-        return vectors.squeeze(1)
+    def step(self, state: DecodingState, last: Tensor) -> tuple[DecodingState, Tensor]:
+        """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
+        state, rows = self._step(state, self.target(last.unsqueeze(1)).squeeze(1))
+        return state, self.logits(rows).log_softmax(dim=-1)
+
+    def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
+        """One step from words `[rows, size]`: the next state, and the inputs of the output layer."""
+        raise NotImplementedError
+
+
+def _make_embedding(vocabulary: int, config: RecurrentConfig) -> Embedding:
+    """An embedding with small random vectors."""
+    embedding = Embedding(positive("vocabulary", vocabulary), config.size, dropout=config.dropout)
+    nn.init.normal_(embedding.token.weight, std=config.size**-0.5)
+    return embedding
 
 
 class Vanilla(Recurrent):
-    """The encoder–decoder with one context for all steps.
+    """The encoder–decoder with one context for all steps; by default of GRUs, with an encoder that reads forward.
 
-    source, target, encoder, read, dropout   see `Recurrent`
-    decoder   an `nn.GRU` or `nn.LSTM` of [word; context], batch first
-    output    a `DeepOutput`
-    start     from the context to s₀; None: s₀ = 0
+    warm     s₀ = tanh(W c); otherwise 0
+    maxout   see `DeepOutput`
 
     >>> import torch
-    >>> model = vanilla(50, 60, size=8, hidden=16)
+    >>> model = Vanilla(50, 60, RecurrentConfig(size=8, hidden=16))
     >>> model(torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))).shape
     torch.Size([2, 9, 60])
     """
 
     def __init__(
         self,
-        source: Embedding,
-        target: Embedding,
-        encoder: RecurrentEncoder,
-        decoder: nn.GRU | nn.LSTM,
-        output: DeepOutput,
-        read: nn.Linear,
+        source: int,
+        target: int,
+        config: RecurrentConfig = DEFAULTS,
         *,
-        start: Start | None = None,
-        dropout: float = 0.0,
+        warm: bool = True,
+        maxout: bool = True,
     ) -> None:
-        super().__init__(source, target, encoder, read, dropout)
-        self.decoder, self.output, self.start = decoder, output, start
+        config = config.with_defaults(nn.GRU, bidirectional=False)
+        super().__init__(source, target, config)
+        size, width = config.size, self.encoder.width
+        self.decoder = config.make_rnn(size + width)
+        self.output = DeepOutput(config.hidden, width, size, size, maxout=maxout)
+        self.start = Start(width, self.decoder) if warm else None
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         context = self.encoder.final(self.encode(source, lengths), lengths)
         words = self.target(target)
-        states = run_layers(self.decoder, words, self.initial_states(context), constant=context)
+        states = run_layers(self.decoder, words, self._initial_states(context), constant=context)
         return self.dropout(self.output(states, context.unsqueeze(1), words))  # type: ignore[no-any-return]
 
-    def initial_states(self, context: Tensor) -> list[State]:
+    def _initial_states(self, context: Tensor) -> list[State]:
         """s₀ of each layer of the decoder."""
         return zero_states(self.decoder, context) if self.start is None else self.start(context)
 
@@ -222,56 +219,9 @@ class Vanilla(Recurrent):
     def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> DecodingState:
         """The state before the first token; `max_length` is not used."""
         context = self.encoder.final(self.encode(source, lengths), lengths)
-        return DecodingState(self.initial_states(context), FixedTensors(context))
+        return DecodingState(self._initial_states(context), FixedTensors(context))
 
-    def step(self, state: DecodingState, last: Tensor) -> tuple[DecodingState, Tensor]:
-        """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        (context,), word = state.encoded.tensors, self.embed_token(last)
-        weights = weights_of(self.decoder)
+    def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
+        (context,), weights = state.encoded.tensors, weights_of(self.decoder)
         layers = layers_step(self.decoder, weights.gates(word) + weights.extra_gates(context), state.layers)
-        logits = self.logits(self.output(layers[-1][0], context, word))
-        return state._replace(layers=layers), logits.log_softmax(dim=-1)
-
-
-def vanilla(  # noqa: PLR0913
-    source: int,
-    target: int,
-    *,
-    size: int = 256,
-    hidden: int = 512,
-    cell: Cell = nn.GRU,
-    layers: int = 1,
-    bidirectional: bool = False,
-    warm: bool = True,
-    maxout: bool = True,
-    dropout: float = 0.0,
-    shared: bool = False,
-    tied: bool = False,
-) -> Vanilla:
-    """The encoder–decoder for two vocabularies of these sizes; the rows have the embedding's size.
-
-    bidirectional   whether the encoder also reads from the end
-    warm            s₀ = tanh(W c); otherwise 0
-    shared          source and target have the same vocabulary, and share one embedding
-    tied            the output layer shares its weights with the target's embedding
-
-    >>> import torch
-    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
-    >>> vanilla(50, 60, size=8, hidden=16, cell=nn.LSTM)(source, lengths, target).shape
-    torch.Size([2, 9, 60])
-    """
-    embeddings = make_embeddings(source, target, size, size, dropout, shared=shared, tied=tied)
-    encoder = RecurrentEncoder(size, hidden, cell=cell, layers=layers, bidirectional=bidirectional, dropout=dropout)
-    decoder = cell(size + encoder.width, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
-    output = DeepOutput(hidden, encoder.width, size, size, maxout=maxout)
-    start = Start(encoder.width, decoder) if warm else None
-    return Vanilla(
-        embeddings.source,
-        embeddings.target,
-        encoder,
-        decoder,
-        output,
-        embeddings.read,
-        start=start,
-        dropout=dropout,
-    )
+        return state._replace(layers=layers), self.output(layers[-1][0], context, word)

@@ -21,17 +21,16 @@ from regard.checks import positive
 from regard.layers.cache import FixedTensors
 from regard.masks import Mask, both, padding
 from regard.models.recurrent.cells import (
-    Cell,
+    DEFAULTS,
     DecodingState,
+    RecurrentConfig,
     Start,
-    State,
     layers_step,
-    make_embeddings,
     run_layers,
     weights_of,
 )
-from regard.models.recurrent.encoder_decoder import Recurrent, RecurrentEncoder
-from regard.models.transformer import Embedding
+from regard.models.recurrent.encoder_decoder import Recurrent
+from regard.ops.attentive_rnn import State
 from regard.scores import Additive, Bilinear, Score, dot
 from regard.weighing import softmax
 
@@ -112,7 +111,7 @@ class Local(nn.Module):
                 nn.Linear(hidden, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, 1, bias=False)
             )
 
-    def window(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor) -> _LocalWindow:
+    def _window(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor) -> _LocalWindow:
         """The window of each step."""
         position = torch.arange(memory.shape[1], device=query.device)
         if self.centre is None:
@@ -128,88 +127,98 @@ class Local(nn.Module):
 
     def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor = 0) -> Tensor:
         """The contexts `[batch, m, width]`."""
-        mask, falloff = self.window(query, memory, lengths, first_step)
+        mask, falloff = self._window(query, memory, lengths, first_step)
         if falloff is None:
             return attend(query, memory, memory, score=self.score, mask=mask)
         return attend(query, memory, memory, score=self.score, mask=mask, weigh=lambda score: softmax(score) * falloff)
 
     def look(self, query: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
         """The weights `[batch, m, n]`."""
-        mask, falloff = self.window(query, memory, lengths, 0)
+        mask, falloff = self._window(query, memory, lengths, 0)
         weight = look(query, memory, score=self.score, mask=mask)
         return weight if falloff is None else weight * falloff
 
 
 class Luong(Recurrent):
-    """A model with one context per step, which is an input of the output layer.
+    """A model with one context per step, which is an input of the output layer; by default of LSTMs, read forward.
 
-    source, target, encoder, read, dropout   see `Recurrent`
-    decoder     an `nn.GRU` or `nn.LSTM` of words, or with input feeding of [word; s̃], batch first
-    attention   a `Global` or a `Local`
-    output      from [c; s] to s̃ before its tanh
-    start       from the encoder's final states to s₀ of all layers
-    feeding     whether s̃_{t−1} is fed to step t
+    s̃ has the size of a state, if tied of an embedding.
+
+    score       from the sizes of a decoder's and an encoder's state to the score: `Bilinear`, `concat`, or
+                `lambda state, _: Location(state, max_length=100)`; None: `dot`, for which they must be equal
+    radius      D of local attention; None: global attention
+    predicted   whether the centre of local attention is predicted; otherwise monotonic
+    feeding     whether s̃ is an input of the next step
 
     >>> import torch
-    >>> model = luong(50, 60, size=8, hidden=16, radius=2)
-    >>> model(torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))).shape
-    torch.Size([2, 9, 60])
+    >>> model = Luong(50, 60, RecurrentConfig(size=8, hidden=16), radius=2)
+    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
+    >>> model(source, lengths, target).shape, model.look(source, lengths, target).shape
+    (torch.Size([2, 9, 60]), torch.Size([2, 9, 7]))
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        source: Embedding,
-        target: Embedding,
-        encoder: RecurrentEncoder,
-        decoder: nn.GRU | nn.LSTM,
-        attention: Global | Local,
-        output: nn.Linear,
-        start: Start,
-        read: nn.Linear,
+        source: int,
+        target: int,
+        config: RecurrentConfig = DEFAULTS,
         *,
+        score: Callable[[int, int], Score] | None = Bilinear,
+        radius: int | None = None,
+        predicted: bool = True,
         feeding: bool = True,
-        dropout: float = 0.0,
     ) -> None:
-        super().__init__(source, target, encoder, read, dropout)
-        self.decoder, self.attention, self.output, self.start = decoder, attention, output, start
-        self.feeding = feeding
+        config = config.with_defaults(nn.LSTM, bidirectional=False)
+        size, hidden = config.size, config.hidden
+        read_size = size if config.tied else hidden
+        super().__init__(source, target, config, read_size)
+        width, self.feeding = self.encoder.width, feeding
+        if score is None and width != hidden:
+            raise ValueError(f"dot needs states of one size, got {hidden} and {width}: use Bilinear")
+        scoring = dot if score is None else score(hidden, width)
+        self.attention: Global | Local = Global(scoring)
+        if radius is not None:
+            self.attention = Local(scoring, radius, hidden=hidden if predicted else None)
+        self.decoder = config.make_rnn(size + read_size if feeding else size)
+        self.output = nn.Linear(width + hidden, read_size, bias=False)  # from [c; s] to s̃ before its tanh
+        self.start = Start(width, self.decoder)
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         memory = self.encode(source, lengths)
-        return self.dropout(self.run_decoder(memory, lengths, target)[1])  # type: ignore[no-any-return]
+        return self.dropout(self._run_decoder(memory, lengths, target)[1])  # type: ignore[no-any-return]
 
-    def run_decoder(self, memory: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_decoder(self, memory: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """All steps: the states s `[batch, m, hidden]` of the last layer, and s̃ `[batch, m, size]`."""
         words, layers = self.target(target), self.start(self.encoder.final(memory, lengths))
         if not self.feeding:
             states = run_layers(self.decoder, words, layers)
-            return states, self.attentional_state(states, self.attention(states, memory, lengths))
+            return states, self._attentional_state(states, self.attention(states, memory, lengths))
         all_states, all_attentional = [], []
         attentional = words.new_zeros(len(words), self.output.out_features)
         weights = weights_of(self.decoder)
         for step, word_gates in enumerate(weights.gates(words).unbind(dim=1)):
             gates = word_gates + weights.extra_gates(attentional)
-            layers, attentional = self.decoder_step(gates, layers, memory, lengths, step)
+            layers, attentional = self._decoder_step(gates, layers, memory, lengths, step)
             all_states.append(layers[-1][0])
             all_attentional.append(attentional)
         return torch.stack(all_states, dim=1), torch.stack(all_attentional, dim=1)
 
-    def decoder_step(
+    def _decoder_step(
         self, gates: Tensor, layers: list[State], memory: Tensor, lengths: Tensor, step: int | Tensor
     ) -> tuple[list[State], Tensor]:
         """One step: update, then attend. Returns the new states, and s̃ `[rows, size]`."""
         layers = layers_step(self.decoder, gates, layers)
         query = layers[-1][0].unsqueeze(1)
-        return layers, self.attentional_state(query, self.attention(query, memory, lengths, step)).squeeze(1)
+        return layers, self._attentional_state(query, self.attention(query, memory, lengths, step)).squeeze(1)
 
-    def attentional_state(self, state: Tensor, context: Tensor) -> Tensor:
+    def _attentional_state(self, state: Tensor, context: Tensor) -> Tensor:
         """s̃ = tanh(W [c; s])."""
         return torch.tanh(self.output(torch.cat([context, state], dim=-1)))
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The attention weights of each target position: `[batch, m, n]`."""
         memory = self.encode(source, lengths)
-        return self.attention.look(self.run_decoder(memory, lengths, target)[0], memory, lengths)
+        return self.attention.look(self._run_decoder(memory, lengths, target)[0], memory, lengths)
 
     def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> DecodingState:
         """The state before the first token; `max_length` is not used."""
@@ -218,72 +227,13 @@ class Luong(Recurrent):
         layers = self.start(self.encoder.final(memory, lengths))
         return DecodingState(layers, FixedTensors(memory, lengths), (attentional, torch.zeros_like(lengths)))
 
-    def step(self, state: DecodingState, last: Tensor) -> tuple[DecodingState, Tensor]:
-        """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
+    def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
         (memory, lengths), (attentional, step), weights = state.encoded.tensors, state.extra, weights_of(self.decoder)
-        gates = weights.gates(self.embed_token(last))
+        gates = weights.gates(word)
         if self.feeding:
             gates = gates + weights.extra_gates(attentional)
-        layers, attentional = self.decoder_step(gates, state.layers, memory, lengths, step)
-        log_probs = self.logits(attentional).log_softmax(dim=-1)
-        return state._replace(layers=layers, extra=(attentional, step + 1)), log_probs
-
-
-def luong(  # noqa: PLR0913
-    source: int,
-    target: int,
-    *,
-    size: int = 256,
-    hidden: int = 512,
-    cell: Cell = nn.LSTM,
-    layers: int = 1,
-    bidirectional: bool = False,
-    score: Callable[[int, int], Score] | None = Bilinear,
-    radius: int | None = None,
-    predicted: bool = True,
-    feeding: bool = True,
-    dropout: float = 0.0,
-    shared: bool = False,
-    tied: bool = False,
-) -> Luong:
-    """The attention model for two vocabularies of these sizes; s̃ has the size of a state, if tied of an embedding.
-
-    bidirectional   whether the encoder also reads from the end
-    score           from the sizes of a decoder's and an encoder's state to the score: `Bilinear`, `concat`, or
-                    `lambda state, _: Location(state, max_length=100)`; None: `dot`, for which they must be equal
-    radius          D of local attention; None: global attention
-    predicted       whether the centre of local attention is predicted; otherwise monotonic
-    feeding         whether s̃ is an input of the next step
-    shared          source and target have the same vocabulary, and share one embedding
-    tied            the output layer shares its weights with the target's embedding
-
-    >>> import torch
-    >>> source, lengths, target = torch.randint(50, (2, 7)), torch.tensor([7, 5]), torch.randint(60, (2, 9))
-    >>> luong(50, 60, size=8, hidden=16).look(source, lengths, target).shape
-    torch.Size([2, 9, 7])
-    """
-    read_size = size if tied else hidden
-    embeddings = make_embeddings(source, target, size, read_size, dropout, shared=shared, tied=tied)
-    encoder = RecurrentEncoder(size, hidden, cell=cell, layers=layers, bidirectional=bidirectional, dropout=dropout)
-    if score is None and encoder.width != hidden:
-        raise ValueError(f"dot needs states of one size, got {hidden} and {encoder.width}: use Bilinear")
-    scoring = dot if score is None else score(hidden, encoder.width)
-    attention = Global(scoring) if radius is None else Local(scoring, radius, hidden=hidden if predicted else None)
-    input_size = size + read_size if feeding else size
-    decoder = cell(input_size, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
-    output, start = nn.Linear(encoder.width + hidden, read_size, bias=False), Start(encoder.width, decoder)
-    return Luong(
-        embeddings.source,
-        embeddings.target,
-        encoder,
-        decoder,
-        attention,
-        output,
-        start,
-        embeddings.read,
-        feeding=feeding,
-        dropout=dropout,
-    )
+        layers, attentional = self._decoder_step(gates, state.layers, memory, lengths, step)
+        return state._replace(layers=layers, extra=(attentional, step + 1)), attentional
 
 
 def concat(state: int, memory: int) -> Additive:
