@@ -18,8 +18,8 @@ BATCH, QUERIES, KEYS, SIZE, HEADS, KEY_SIZE, VALUE_SIZE = 2, 5, 7, 12, 3, 11, 13
 def plain(layer, x, source, values, allowed=None):
     """Head by head, with a matrix each."""
     if layer.packed:
-        weights = layer.input.weight.split(layer.rows)
-        biases = layer.input.bias.split(layer.rows) if layer.input.bias is not None else (0.0, 0.0, 0.0)
+        weights = layer.input.weight.split(layer.projection_sizes)
+        biases = layer.input.bias.split(layer.projection_sizes) if layer.input.bias is not None else (0.0, 0.0, 0.0)
     else:
         parts = (layer.query, layer.key, layer.value)
         weights = [part.weight for part in parts]
