@@ -94,23 +94,23 @@ def test_dropout_drops_its_fraction_and_scales_the_rest_in_value_and_gradient(dt
 
 def test_dropout_uses_the_hash_of_the_engines(monkeypatch):
     from regard.compiled import dropout_hash as dropout
-    from regard.ops import hashed_dropout as residual
+    from regard.ops import hashed_dropout
 
     x = rand(2, 5, 3)
     monkeypatch.setattr(dropout, "draw_seed", lambda: 3**37)
     first, second = dropout.row_keys(3**37, torch.tensor(0), torch.arange(10).unsqueeze(-1))
     kept = dropout.kept(0.4, first, second, torch.arange(3)).view(2, 5, 3)
     expected = torch.where(kept, x / 0.6, 0.0)
-    assert_close(residual.dropped(x, 0.4), expected)
-    monkeypatch.setattr(residual, "ALONE", 2)
+    assert_close(hashed_dropout.dropped(x, 0.4), expected)
+    monkeypatch.setattr(hashed_dropout, "SINGLE_THREAD_LIMIT", 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)  # whatever the threads
     try:
-        assert_close(residual.dropped(x, 0.4), expected)
+        assert_close(hashed_dropout.dropped(x, 0.4), expected)
     finally:
         torch.set_num_threads(threads)
-    assert_close(residual.dropped(x.transpose(0, 1), 0.4).shape, x.transpose(0, 1).shape)
-    assert_close(residual.add_dropped(x, x, 0.4), x + expected)
+    assert_close(hashed_dropout.dropped(x.transpose(0, 1), 0.4).shape, x.transpose(0, 1).shape)
+    assert_close(hashed_dropout.add_dropped(x, x, 0.4), x + expected)
 
 
 @pytest.mark.parametrize("shape", [(3,), (0, 4), (4, 0), (1, 1)])

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from regard.ops import cross_entropy as likelihood
+from regard.ops import cross_entropy as module
 from regard.ops.cross_entropy import cross_entropy
 
 
 @pytest.fixture(autouse=True)
 def small_cache(monkeypatch):
     """Some rows at a time even here: 11 tokens, 3 rows at once."""
-    monkeypatch.setattr(likelihood, "CACHE", 35)
+    monkeypatch.setattr(module, "CACHE", 35)
 
 
 def case(n=7, size=5, vocabulary=11, seed=0):
@@ -39,8 +39,8 @@ def test_it_is_torchs_loss_in_value_and_gradient(n, biased, smoothing):
 def test_the_fused_way_is_taken_where_gradients_are_wanted(monkeypatch):
     rows, weight, bias, target = case()
     called = []
-    apply = likelihood.CrossEntropy.apply
-    monkeypatch.setattr(likelihood.CrossEntropy, "apply", lambda *given: called.append(1) or apply(*given))
+    apply = module._CrossEntropy.apply
+    monkeypatch.setattr(module._CrossEntropy, "apply", lambda *given: called.append(1) or apply(*given))
     cross_entropy(rows.requires_grad_(), weight, target, bias)
     assert called == [1]
     with torch.no_grad():

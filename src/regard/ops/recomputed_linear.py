@@ -1,9 +1,9 @@
-"""W · activation(h) + b, that keeps h alone for backward and never has the whole of activation(h).
+"""W · activation(h) + b, which stores only h for backward and never has all of activation(h).
 
     forward     out = W activation(h) + b
     backward    W' = Σ out'ᵀ activation(h)      h' = (out' W) ∘ activation'(h)
 
-Both go over some rows at a time, which stay in a core's cache, and backward computes the activation again.
+Both take some rows at a time, which stay in a core's cache; backward recomputes the activation.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,7 @@ from regard.torch_modes import transforming
 
 Activation = Callable[[Tensor], Tensor]
 CACHE = 2**19
-"""Numbers of h that are taken at a time: 2 MiB of float32, a core's L2 cache. Where there are no more, torch keeps
-all it likes: computing again would take longer than what it saves is worth."""
+"""Elements of h at a time: 2 MiB of float32, a core's L2 cache. For so few in total, plain torch is faster."""
 
 
 def activated_linear(h: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -31,8 +30,8 @@ def activated_linear(h: Tensor, weight: Tensor, bias: Tensor | None, activation:
     return _ActivatedLinear.apply(h, weight, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def portions(h: Tensor) -> list[slice]:
-    """Rows that are taken at a time."""
+def _row_chunks(h: Tensor) -> list[slice]:
+    """Slices of the rows that fit the cache."""
     return list(spans(len(h), max(1, CACHE // max(1, h.shape[-1]))))
 
 
@@ -45,7 +44,7 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx.save_for_backward(h, weight)
         rows = h.reshape(-1, h.shape[-1])
         out = h.new_empty(len(rows), len(weight))
-        for some in portions(rows):
+        for some in _row_chunks(rows):
             if bias is None:
                 torch.mm(activation(rows[some]), weight.T, out=out[some])
             else:
@@ -54,23 +53,23 @@ class _ActivatedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, weight = ctx.saved_tensors
-        h_wanted, weight_wanted, bias_wanted, _ = ctx.needs_input_grad
-        rows, slopes = h.reshape(-1, h.shape[-1]), slope.reshape(-1, slope.shape[-1])
-        h_slope = torch.empty_like(rows) if h_wanted else None
-        weight_slope = torch.zeros_like(weight) if weight_wanted else None
-        for some in portions(rows):
+        h_needed, weight_needed, bias_needed, _ = ctx.needs_input_grad
+        rows, grads = h.reshape(-1, h.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        h_grad = torch.empty_like(rows) if h_needed else None
+        weight_grad = torch.zeros_like(weight) if weight_needed else None
+        for some in _row_chunks(rows):
             with torch.enable_grad():
-                part = rows[some].detach().requires_grad_(h_wanted)
+                part = rows[some].detach().requires_grad_(h_needed)
                 active = ctx.activation(part)
-            if weight_slope is not None:
-                weight_slope.addmm_(slopes[some].T, active.detach())
-            if h_slope is not None:
-                h_slope[some] = torch.autograd.grad(active, part, slopes[some] @ weight)[0]
+            if weight_grad is not None:
+                weight_grad.addmm_(grads[some].T, active.detach())
+            if h_grad is not None:
+                h_grad[some] = torch.autograd.grad(active, part, grads[some] @ weight)[0]
         return (
-            None if h_slope is None else h_slope.view(h.shape),
-            weight_slope,
-            slopes.sum(dim=0) if bias_wanted else None,
+            None if h_grad is None else h_grad.view(h.shape),
+            weight_grad,
+            grads.sum(dim=0) if bias_needed else None,
             None,
         )
