@@ -6,9 +6,8 @@ array without padding, one after another:
     instances  [N, d]   the instances of bag b are instances[starts[b] : starts[b + 1]]
     starts     [B + 1]  from 0 to N, increasing
 
-Bags come as a list of [n, d] arrays or frames, as an array [B, n, d] of bags of one size, as a padded array with
-lengths, or as a frame with a row for each instance and a column that names its bag. They are checked here, once: at
-least one bag, none of them empty, the same number of features in all, no NaN and no infinity.
+`as_bags` reads every supported form, and checks it: at least one bag, none of them empty, the same number of features
+in all, no NaN and no infinity.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,7 @@
     z = Σᵢ αᵢ hᵢ        output = U z + b        α = softmax of score(h) within the bag,  h = embed(x)
 
 Without a hidden size hᵢ = xᵢ and the score is vᵀx: the attention model of Mineiro (2016), whose u is U. With a hidden
-size, h is a layer of that size and the score is that of Ilse, Tomczak and Welling (2018). Linear attention has the
-score as its weight, ŷ = b + Σᵢ (vᵀxᵢ)(uᵀxᵢ).
+size, h is a layer of that size and the score is that of Ilse, Tomczak and Welling (2018).
 
 The evidence of a prediction is the weight αᵢ of each instance and its contribution αᵢ uᵀhᵢ to each output.
 """
