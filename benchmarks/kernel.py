@@ -50,6 +50,8 @@ MODULE = "benchmarks.kernel"
 REPEATS = 20
 BASE = 20_000
 """Number of points at which KeOps is timed."""
+FLOAT32_ROWS = 10_000
+"""Number of points at which float32 and float64 loops are timed."""
 WARM_UP = 40_000
 """Number of points that loads all code for large inputs: from here on three features use the Fourier transform."""
 CHECKED = 1000
@@ -193,6 +195,21 @@ def all_pairs() -> Iterator[Finding]:
         )
 
 
+def float32_loops() -> Iterator[Finding]:
+    """The float32 loops of `pairs` compared with its float64 loops, on the same points, none skipped."""
+    for features in (1, 3, 8):
+        name = f"pairs in float32, {FLOAT32_ROWS:,} × {features} / in float64"
+        note(name)
+        sample = normal(SEED, FLOAT32_ROWS, features)
+        points = Points(*sample.scaled(), sample.y.clip(-4, 4)[:, None])  # float32 is for values near the mean
+        ours, peer = (
+            best_seconds(partial(pairs.pool, points, tolerance, skip=False), rounds=5, warm=1)
+            for tolerance in (TOLERANCE, TOLERANCE / 1000)
+        )
+        numbers = {"ours_seconds": ours, "peer_seconds": peer}
+        yield Finding(name, "≥ 1.1 × faster", f"{peer / ours:.1f} ×", yes_no(1.1 * ours <= peer), None, numbers)
+
+
 def million() -> Iterator[Finding]:
     for features, case in MILLIONS.items():
         ours, peer = predict_seconds(10**6, features), keops_seconds(10**6, features)
@@ -287,6 +304,7 @@ def growth() -> Iterator[Finding]:
 
 SPEED = {
     "all pairs": all_pairs,
+    "float32 loops": float32_loops,
     "million": million,
     "ten million": ten_million,
     "six features": six_features,

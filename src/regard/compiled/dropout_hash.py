@@ -2,8 +2,8 @@
 
 Any block of the mask can be computed alone, in forward and again in backward, on any device, and all
 engines drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
-hash-prospector), with a second word of the row's key added in its middle. `loops.py` has the same
-function for the fused CPU loops.
+hash-prospector), with a second word of the row's key added in its middle. `compiled/math.py` has the
+same function for compiled loops.
 """
 
 import torch

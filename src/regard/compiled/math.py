@@ -7,16 +7,14 @@ LLVM vectorises these functions, for float32 and float64. What it needs, and why
 * The maximum of a row is taken over integers of the same order as the floats: LLVM vectorises that, and a NaN comes
   out on top instead of being skipped.
 * 32-bit integer arithmetic is written with casts, because Numba widens it to 64 bits.
-* Division is told to be NumPy's (`error_model`): with Python's check for zero it would not be vectorised.
+* Division is NumPy's (`error_model`): Python's check for zero would keep it from being vectorised.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from regard.compiled.dropout_hash import FIRST, SECOND
@@ -31,19 +29,6 @@ Words = NDArray[np.uint32]
 
 # float32 times float64 is float64: these serve both.
 ONE, _HALF, _TANH_IS_ONE = np.float32(1), np.float32(0.5), np.float32(20)
-
-
-def bitcast(_: object, bits: types.Type) -> tuple[object, Callable[..., object]]:
-    """The float with these bits."""
-    floats: dict[object, Any] = {
-        types.int32: (types.float32, ir.FloatType()),
-        types.int64: (types.float64, ir.DoubleType()),
-    }
-    numba_type, llvm_type = floats[bits]
-    return numba_type(bits), lambda _, builder, __, args: builder.bitcast(args[0], llvm_type)
-
-
-_as_float: Any = intrinsic(bitcast)  # Numba calls it without the typing context that it is written with
 
 
 def exponential(x: Float | float) -> Float:
@@ -67,7 +52,7 @@ def _exponential(x: Any) -> object:
             n = np.rint(y * log2e)
             r = (y - n * high) - n * low
             p = (((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r * r + r + one
-            p = p * _as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+            p = p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
             return zero if x < least else p
 
         return exponential32
@@ -81,7 +66,7 @@ def _exponential(x: Any) -> object:
         r = (y - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10
         p = (((((d13 * r + d12) * r + d11) * r + d10) * r + d9) * r + d8) * r + d7
         p = (((((p * r + d6) * r + d5) * r + d4) * r + d3) * r + d2) * r * r + r + 1.0
-        p = p * _as_float((np.int64(n) + 1023) << 52)
+        p = p * np.int64((np.int64(n) + 1023) << 52).view(np.float64)
         return 0.0 if x < -708.0 else p
 
     return exponential64
@@ -108,7 +93,7 @@ def row_max(row: Floats) -> Float:
 
 @overload(row_max)
 def _row_max(row: Any) -> object:
-    integer, sign = (np.int32, 31) if row.dtype == types.float32 else (np.int64, 63)
+    integer, real, sign = (np.int32, np.float32, 31) if row.dtype == types.float32 else (np.int64, np.float64, 63)
     rest, least = np.iinfo(integer).max, np.iinfo(integer).min
 
     def ordered_max(row: Any) -> Float:
@@ -118,7 +103,7 @@ def _row_max(row: Any) -> object:
             word = bits[j]
             # Negative floats are ordered backwards as integers: flip all but the sign.
             best = max(best, word ^ ((word >> integer(sign)) & integer(rest)))
-        largest: Float = _as_float(integer(best ^ ((best >> integer(sign)) & integer(rest))))
+        largest: Float = integer(best ^ ((best >> integer(sign)) & integer(rest))).view(real)
         return largest
 
     return ordered_max

@@ -51,27 +51,34 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
                 except BaseException as failure:
                     failures.append(failure)
 
-    def run_alone() -> None:
-        torch.set_num_threads(1)
-        run()
-
     if threads < 2:
         run()
     else:
-        started = [threading.Thread(target=run_alone, daemon=True) for _ in range(threads)]
         try:
-            for thread in started:
-                thread.start()
-            for thread in started:
-                thread.join()
-        except BaseException as stop:  # Ctrl-C: no thread takes another item, and items under way are finished
-            failures.append(stop)
-            for thread in started:
-                if thread.is_alive():
-                    thread.join()
-            raise
+            _run_on_threads(run, threads, failures)
         finally:
             torch.set_num_threads(allowed)
     if failures:
         raise failures[0]
     return [results[number] for number in range(len(work))]
+
+
+def _run_on_threads(run: Callable[[], None], count: int, failures: list[BaseException]) -> None:
+    """Run it on several threads at once, each with torch's own parallelism off, and wait for all of them."""
+
+    def run_alone() -> None:
+        torch.set_num_threads(1)
+        run()
+
+    threads = [threading.Thread(target=run_alone, daemon=True) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as stop:  # Ctrl-C: no thread takes another item, and items under way are finished
+        failures.append(stop)
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+        raise
