@@ -7,7 +7,7 @@ from regard import scores
 
 
 def test_additive_raises_on_wrong_settings():
-    with pytest.raises(ValueError, match="hidden must be positive, got 0"):
+    with pytest.raises(ValueError, match="hidden must be a positive whole number, got 0"):
         scores.Additive(3, 3, 0)
     with pytest.raises(TypeError, match=r"activation must be callable, such as torch.tanh, got 'tanh'"):
         scores.Additive(3, 3, 4, activation="tanh")

@@ -2,19 +2,19 @@
 
 A mask is a callable `(query_index, key_index) -> bool tensor`, **True = may look**: the polarity of
 torch's `scaled_dot_product_attention`, the opposite of `nn.MultiheadAttention`'s. The two index
-tensors broadcast against each other to `[..., q, k]`, so a mask is written as arithmetic on indices
-and is evaluated a block at a time, without a matrix:
+tensors broadcast to `[..., q, k]`, so a mask is arithmetic on indices, and is evaluated one block at
+a time, without a matrix:
 
     def every_other(query_index, key_index):
         return (query_index - key_index) % 2 == 0
 
-A boolean tensor that broadcasts to `[..., q, k]` is a mask too. What has floating point instead of
-booleans, tensor or callable, is an additive bias: it is added to the score (ALiBi, relative
-positions), and -inf forbids. `both` combines any two of these. A key that nobody may see may be
-anything where no gradient is asked for; a value may not, since weight 0 times NaN is NaN.
+A boolean tensor that broadcasts to `[..., q, k]` is a mask too. A tensor or callable of floating
+point numbers is a bias: it is added to the scores (ALiBi, relative positions), and -inf masks a key.
+`both` combines any two of these. Keys that all queries mask may be NaN if no gradient is needed;
+their values may not, since weight 0 times NaN is NaN.
 
-Indices are absolute positions, counted from 0 in the tensors given to `attend`. A query that sits
-elsewhere, say behind a cache of n keys, is shifted: `shifted(causal, n)`.
+Indices are positions in the tensors given to `attend`, from 0. For queries at other positions, such
+as after n cached keys, shift the mask: `shifted(causal, n)`.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ Mask = _MaskFunction | Tensor
 
 
 def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
-    """A query sees itself and what came before it.
+    """A query sees the keys up to its own position.
 
-    With unequal lengths the mask is aligned to the **top left** corner, as torch's
-    `is_causal=True` is: query i stands at position i, key i too, whatever the lengths are.
+    With unequal lengths the mask is aligned to the **top left** corner, like torch's
+    `is_causal=True`: query i and key i are at position i.
 
         3 queries, 5 keys        5 queries, 3 keys
             k0 k1 k2 k3 k4           k0 k1 k2
@@ -43,9 +43,8 @@ def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
                                  q3   x  x  x
                                  q4   x  x  x
 
-    A mask is a function of two positions and knows no lengths; that is why a block of it can be
-    evaluated alone. For the bottom right corner (the last query sees the last key, as when decoding
-    with cached keys) shift the queries: `shifted(causal, keys - queries)`.
+    For the bottom right corner (the last query sees the last key, as when decoding with cached keys)
+    shift the queries: `shifted(causal, keys - queries)`.
 
     >>> import torch
     >>> causal(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
@@ -55,7 +54,7 @@ def causal(query_index: Tensor, key_index: Tensor) -> Tensor:
 
 
 def others(query_index: Tensor, key_index: Tensor) -> Tensor:
-    """A query sees every key but its own: leave-one-out, where queries and keys are the same rows.
+    """A query sees every key except its own: leave-one-out, if queries and keys are the same rows.
 
     >>> import torch
     >>> others(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
@@ -76,7 +75,7 @@ class _Padding:
 
 
 def padding(lengths: Tensor) -> _Padding:
-    """Sequence b has `lengths[b]` real keys; what comes after is padding and is not seen.
+    """Sequence b has `lengths[b]` keys; the rest is padding, which no query sees.
 
     The dimensions of `lengths` are the *first* leading dimensions of the scores: lengths `[batch]`
     fit scores `[batch, q, k]` as well as `[batch, heads, q, k]`.
@@ -111,21 +110,21 @@ def window(radius: int) -> _Window:
     >>> window(1)(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
     [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     """
-    if not radius >= 0:  # NaN too is not
+    if not radius >= 0:  # also raises for NaN
         raise ValueError(f"radius must not be negative, got {radius}")
     return _Window(radius)
 
 
 @dataclass(frozen=True)
 class Both:
-    """What both masks allow; where one is a bias, its value. Itself a mask. See `both`."""
+    """See `both`."""
 
     first: Mask
     second: Mask
 
     def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
         first, second = (
-            entries(part, query_index.flatten(), key_index.flatten())
+            _entries(part, query_index.flatten(), key_index.flatten())
             if isinstance(part, Tensor)
             else part(query_index, key_index)
             for part in (self.first, self.second)
@@ -136,7 +135,7 @@ class Both:
 
 
 def both(first: Mask, second: Mask) -> Both:
-    """A query sees a key when both masks let it; biases add up.
+    """A query sees a key if both masks allow it; biases are added.
 
     >>> import torch
     >>> both(causal, window(1))(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
@@ -157,9 +156,9 @@ class Shifted:
 
 
 def shifted(mask: Mask | None, by: int) -> Mask | None:
-    """The same mask for queries that stand `by` positions later, as behind that many cached keys.
+    """The same mask for queries that are `by` positions later, as after that many cached keys.
 
-    Only what is a function of positions is shifted: a tensor is made for the queries it is given with.
+    Only functions of positions are shifted; a tensor already belongs to the queries of the call.
 
     >>> import torch
     >>> shifted(causal, 1)(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
@@ -176,14 +175,14 @@ def shifted(mask: Mask | None, by: int) -> Mask | None:
 
 
 def as_bias(allowed: Tensor) -> Tensor:
-    """Booleans as what is added to a score: 0 where it may look, -inf where not."""
+    """A boolean mask as a bias: 0 for True, -inf for False. A bias is returned as it is."""
     if allowed.dtype != torch.bool:
         return allowed
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, -torch.inf)
 
 
 def parts_of(mask: Mask | None) -> tuple[Mask, ...]:
-    """The masks that `mask` is made of; each is evaluated at its own, smaller, shape."""
+    """The masks that `both` combined; each is evaluated at its own, smaller, shape."""
     if mask is None:
         return ()
     if isinstance(mask, Both):
@@ -192,7 +191,7 @@ def parts_of(mask: Mask | None) -> tuple[Mask, ...]:
 
 
 def tensors_of(mask: Mask | None) -> list[Tensor]:
-    """The tensors that a mask is known to hold, where torch counts their changes; a function may hold others.
+    """The tensors in a mask whose in-place changes torch can detect; functions of the user may have others.
 
     >>> import torch
     >>> len(tensors_of(both(shifted(padding(torch.tensor([1, 3])), 1), torch.ones(2, 3).bool())))
@@ -208,10 +207,9 @@ def tensors_of(mask: Mask | None) -> list[Tensor]:
 
 
 def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.device) -> Tensor:
-    """The values of one part for some queries and keys, `[..., rows, columns]` or what broadcasts to it.
+    """One part of a mask for some queries and keys: broadcasts to `[..., rows, columns]`.
 
-    `rank` is the number of dimensions of the scores; index tensors have it, so that a mask over the
-    batch (`padding`) knows where its own dimensions stand.
+    rank   number of dimensions of the scores, and so of the index tensors: `padding` aligns its lengths by it
     """
     if isinstance(part, Tensor):
         table = two_dimensional(part)
@@ -224,7 +222,7 @@ def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.d
         raise TypeError(f"a mask must return a tensor, got {type(block).__name__}")
     block = two_dimensional(block)
     sizes = len(query_index), len(key_index)
-    if any(size not in (1, wanted) for size, wanted in zip(block.shape[-2:], sizes, strict=True)):
+    if any(size not in (1, expected) for size, expected in zip(block.shape[-2:], sizes, strict=True)):
         raise ValueError(
             f"a mask called for {sizes[0]} queries and {sizes[1]} keys must return what broadcasts to"
             f" [..., {sizes[0]}, {sizes[1]}], got {list(block.shape)}"
@@ -233,11 +231,11 @@ def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.d
 
 
 def two_dimensional(table: Tensor) -> Tensor:
-    """A number or a row of them as what it broadcasts like."""
+    """A tensor of at least two dimensions that broadcasts like this one."""
     return table if table.ndim > 1 else table.reshape(1, -1)
 
 
-def entries(table: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _entries(table: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Rows and columns of a tensor that broadcasts to `[..., q, k]`."""
     table = two_dimensional(table)
     table = table.index_select(-2, rows) if table.shape[-2] > 1 else table

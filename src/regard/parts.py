@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Attended(NamedTuple):
-    """What attending to some of the keys gave. A query that may see none: mean 0, log_weight -inf.
+    """The result of attention to some of the keys. For a query that sees none of them: mean 0, log_weight -inf.
 
     mean         `[..., q, v]` the weighted average of the values
     log_weight   `[..., q]` the logarithm of the summed exp(score)
@@ -38,7 +38,7 @@ NOTHING = Attended(torch.tensor(0.0), torch.tensor(-math.inf))
 
 
 def merge(a: Attended, b: Attended) -> Attended:
-    """Join what attending to two disjoint parts of the keys gave.
+    """Merge the results of attention to two disjoint parts of the keys.
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
@@ -48,12 +48,12 @@ def merge(a: Attended, b: Attended) -> Attended:
     >>> bool(torch.allclose(regard.merge(left, right).mean, whole.mean, atol=1e-6))
     True
     """
-    # The shift only keeps exp in range: it cancels, so no gradient flows through it. Where neither
-    # part saw a key it is 0, because -inf minus -inf would be NaN.
+    # The shift keeps exp in range and cancels, so it needs no gradient. If neither part has a visible
+    # key it is 0, because -inf minus -inf would be NaN.
     shift = torch.maximum(a.log_weight, b.log_weight).detach()
     shift = shift.masked_fill(shift == -math.inf, 0.0)
     a_weight, b_weight = (a.log_weight - shift).exp(), (b.log_weight - shift).exp()
-    total = a_weight + b_weight  # 0 where neither saw a key, else at least 1
+    total = a_weight + b_weight  # 0 if neither has a visible key, else at least 1
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
     mean = (a_weight / total).unsqueeze(-1) * a.mean + (b_weight / total).unsqueeze(-1) * b.mean

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from regard.checks import positive
 from regard.kernels import Boxcar, Cosine, Epanechnikov, Gaussian, Laplace, Tricube, Triweight
 
 __all__ = [
@@ -183,8 +184,7 @@ class Additive(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if hidden < 1:
-            raise ValueError(f"hidden must be positive, got {hidden}")
+        hidden = positive("hidden", hidden)
         if not callable(activation):
             raise TypeError(f"activation must be callable, such as torch.tanh, got {activation!r}")
         self.query_projection = nn.Linear(query_size, hidden, bias=bias)

@@ -1,6 +1,6 @@
 """Modes of torch: compiling and transforming a program instead of running it, and `train` or `eval` of a model.
 
-There nothing can be decided by what numbers are, and loops that are not torch's cannot be seen into.
+While torch compiles or transforms, values of tensors are unknown, and loops that are not torch's cannot be used.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Context(FunctionCtx):
 
 
 def compiling() -> bool:
-    """Whether the program is read to be compiled or exported."""
+    """Whether torch is compiling or exporting the program."""
     return torch.compiler.is_compiling()
 
 

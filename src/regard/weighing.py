@@ -1,8 +1,8 @@
 """Weighings: how scores become weights.
 
-A weighing is a callable from scores `[..., q, k]`, with -inf where a query may not look, to weights
-of the same shape. What may not be looked at gets weight 0, whatever the weighing; a query that may
-look at nothing gets only zeros, and no NaN, forward or backward.
+A weighing is a callable from scores `[..., q, k]`, -inf for masked keys, to weights of the same shape.
+Masked keys get weight 0, whatever the weighing. If all keys of a query are masked, all its weights are
+0, and there is no NaN, forward or backward.
 """
 
 import math
@@ -15,13 +15,13 @@ Weighing = Callable[[Tensor], Tensor]
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """exp(score) over its sum: positive weights that add up to 1.
+    """exp(score) divided by its sum: positive weights with sum 1.
 
     >>> import torch
     >>> softmax(torch.tensor([[0.0, 0.0], [0.0, -torch.inf], [-torch.inf, -torch.inf]])).tolist()
     [[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]]
     """
-    empty = blind(scores)
+    empty = all_masked(scores)
     return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
 
 
@@ -36,9 +36,9 @@ def linear(scores: Tensor) -> Tensor:
 
 
 def hard(scores: Tensor) -> Tensor:
-    """All the weight on the best key, the first of them where several are: hard attention in evaluation.
+    """Weight 1 for the key with the largest score, the first if several have it: hard attention in evaluation.
 
-    In training the key is drawn instead: see `HardSample`. No gradient reaches the scores.
+    In training the key is sampled: see `HardSample`. The scores get no gradient.
 
     >>> import torch
     >>> hard(torch.tensor([[1.0, 3.0, 2.0]])).tolist()
@@ -50,11 +50,11 @@ def hard(scores: Tensor) -> Tensor:
 
 
 class HardSample:
-    """Hard attention in training: one key a query, drawn with softmax's probabilities.
+    """Hard attention in training: one key per query, sampled with softmax's probabilities.
 
-    The draw cannot be differentiated; REINFORCE needs the logarithm of its probability and the
+    The sample has no gradient; REINFORCE needs the logarithm of its probability and the
     distribution's entropy (Xu et al. 2015, section 4.1). Make one for each forward pass, pass it as
-    `weigh`, and read them off afterwards; both carry gradients to the scores.
+    `weigh`, and read both afterwards; they have gradients with respect to the scores.
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
@@ -65,12 +65,12 @@ class HardSample:
     >>> bool((context == value[draw.index]).all())
     True
 
-    A query that may look at nothing draws nothing: weights 0, log probability 0, entropy 0.
+    If all keys of a query are masked: weights 0, log probability 0, entropy 0.
     """
 
-    index: Tensor  # [..., q]  which key was drawn
-    log_probability: Tensor  # [..., q]  of that draw
-    entropy: Tensor  # [..., q]  of the distribution it was drawn from
+    index: Tensor  # [..., q]  the sampled key
+    log_probability: Tensor  # [..., q]  of that key
+    entropy: Tensor  # [..., q]  of the distribution
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
@@ -80,14 +80,14 @@ class HardSample:
             self.index = torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
             self.log_probability = self.entropy = scores.sum(dim=-1)
             return torch.zeros_like(scores)
-        empty = blind(scores)
+        empty = all_masked(scores)
         log_weight = torch.log_softmax(scores.masked_fill(empty, 0.0), dim=-1)  # [..., q, k]
         weight = log_weight.detach().exp()
         flat = weight.reshape(-1, weight.shape[-1])
-        # NaN scores have no distribution: the draw is arbitrary and the log probability NaN.
+        # NaN scores have no distribution: the sample is arbitrary and the log probability NaN.
         flat = torch.where(flat.isnan(), torch.ones_like(flat), flat)
-        drawn = torch.multinomial(flat, 1, generator=self.generator) if len(flat) else flat[:, :0].long()
-        self.index = drawn.view(weight.shape[:-1])
+        sample = torch.multinomial(flat, 1, generator=self.generator) if len(flat) else flat[:, :0].long()
+        self.index = sample.view(weight.shape[:-1])
         chosen = log_weight.gather(-1, self.index.unsqueeze(-1)).squeeze(-1)
         self.log_probability = chosen.masked_fill(empty.squeeze(-1), 0.0)
         finite = log_weight.masked_fill(log_weight == -math.inf, 0.0)  # 0 log 0 = 0
@@ -96,12 +96,12 @@ class HardSample:
         return one_hot(self.index, scores.detach())
 
 
-def blind(scores: Tensor) -> Tensor:
-    """Which queries may look at nothing: `[..., q, 1]`."""
+def all_masked(scores: Tensor) -> Tensor:
+    """Whether all keys of a query are masked: `[..., q, 1]`."""
     return (scores == -math.inf).all(dim=-1, keepdim=True)
 
 
 def one_hot(index: Tensor, scores: Tensor) -> Tensor:
-    """Weight 1 at `index`; 0 for a query that may look at nothing; NaN where a score is NaN."""
-    weight = torch.zeros_like(scores).scatter_(-1, index.unsqueeze(-1), 1.0).masked_fill_(blind(scores), 0.0)
+    """Weight 1 at `index`; 0 for a query whose keys are all masked; NaN for a query with a NaN score."""
+    weight = torch.zeros_like(scores).scatter_(-1, index.unsqueeze(-1), 1.0).masked_fill_(all_masked(scores), 0.0)
     return weight.masked_fill_(scores.isnan().any(dim=-1, keepdim=True), math.nan)

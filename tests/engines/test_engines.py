@@ -72,7 +72,7 @@ def test_engines_drop_the_same_weights_forward_and_backward(score_name, share):
     first, second = dropout.row_keys(
         drawn_seed(), torch.arange(math.prod(LEADING)).view(*LEADING, 1, 1), torch.arange(QUERIES).unsqueeze(-1)
     )
-    kept = dropout.kept(share, first, second, torch.arange(KEYS))
+    kept = dropout.keep_mask(share, first, second, torch.arange(KEYS))
     assert share == 1 or 0.5 < kept.double().mean() < 0.9
     score, mask, tensors = score_case(score_name), mask_case("both"), inputs()
     wanted, _ = reference.attend(

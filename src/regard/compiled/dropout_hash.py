@@ -1,4 +1,4 @@
-"""Dropout without a stored mask: whether a weight is kept is a hash of (seed, lead, query, key).
+"""Dropout without a stored mask: whether a weight is dropped is a hash of (seed, head, query, key).
 
 Any block of the mask can be computed alone, in forward and again in backward, on any device, and all
 engines drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
@@ -25,18 +25,18 @@ def threshold(dropout: float) -> int:
 
 
 def keep_scale(dropout: float) -> float:
-    """What a kept weight is multiplied by, so that the mean stays."""
+    """The factor of weights that are not dropped, so that the mean stays."""
     return 0.0 if dropout == 1 else 1 / (1 - dropout)
 
 
-def row_keys(seed: int, lead: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Two 32-bit words that name a row of the mask, from the broadcast lead and query indices."""
+def row_keys(seed: int, head: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Two 32-bit words that identify a row of the mask, from the broadcast head and query indices."""
     low, high = seed & WORD, (seed >> 32) & WORD
-    return tuple(mix(mix(lead + word) + query) for word in (low, high ^ OTHER))  # type: ignore[return-value]
+    return tuple(mix(mix(head + word) + query) for word in (low, high ^ OTHER))  # type: ignore[return-value]
 
 
-def kept(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:
-    """True where a weight is kept. Row keys `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
+def keep_mask(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:
+    """True for weights that are not dropped. Row keys `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
     if dropout == 1:
         return (first + key) < 0
     return _scramble(first + key, second) >= threshold(dropout)

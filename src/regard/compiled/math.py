@@ -124,7 +124,7 @@ def running_max(before: Float, row: Floats) -> Float:
 
 @njit(inline="always")
 def hash_word(first: np.uint32, second: np.uint32, key: int) -> np.uint32:
-    """The hash of `dropout_hash.kept`, on unsigned 32-bit words."""
+    """The hash of `dropout_hash.keep_mask`, on unsigned 32-bit words."""
     word = np.uint32(first + np.uint32(key))
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(FIRST))
     word = np.uint32(word ^ second)

@@ -1,10 +1,10 @@
 """Engines: ways to compute the same thing.
 
-An engine takes a `Job`, says whether it can do it (`refuses` gives the reason why not), and does it
-(`attend`). Engines that can also give the summed weight have `attend_parts`. Each must agree with the
-one slow definition in `tests/reference.py`, in value and in gradient.
+An engine computes a `Job` (`attend`), unless it cannot: then `refuses` gives the reason. Engines that can
+also compute log weights have `attend_parts`. Each must agree with the slow definition in
+`tests/reference.py`, in value and in gradient.
 
-`attend` knows them by name; one with settings of its own is given itself, `engine=Stream(block=256)`.
+`attend` takes an engine by name, or as an object with its settings: `engine=Stream(block=256)`.
 """
 
 from regard.engines.dense import Dense

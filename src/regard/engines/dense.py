@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.compiled import dropout_hash as dropout
-from regard.engines.job import Job, masked, scores_of, spans
+from regard.compiled import dropout_hash
+from regard.engines.job import Job, dropout_factor, masked, scores_of, spans
 from regard.engines.kernel_sums.problem import Floats, Moments, Points, Pooled, log_kernel
 from regard.parts import Attended
 from regard.torch_modes import compiling, transforming
-from regard.weighing import blind, softmax
+from regard.weighing import all_masked, softmax
 
 BLOCK = 2**18
 """Pairs at a time in the NumPy sums."""
@@ -44,12 +44,13 @@ class Dense:
         if job.dropout and (compiling() or transforming()):
             weight = functional.dropout(weight, job.dropout)
         elif job.dropout:
-            weight = torch.where(_dropout_mask(job), weight * dropout.keep_scale(job.dropout), 0.0)
+            rows, columns, seed = slice(0, job.queries), slice(0, job.keys), dropout_hash.draw_seed()
+            weight = weight * dropout_factor(job.shape, job.dropout, seed, rows, columns, weight)
         return (weight @ job.value).to(job.value.dtype)
 
     def attend_parts(self, job: Job) -> Attended:
         scores = logits(job)
-        empty = blind(scores)
+        empty = all_masked(scores)
         scores = scores.masked_fill(empty, 0.0)
         log_weight = torch.logsumexp(scores, dim=-1, keepdim=True) if job.keys else scores.sum(dim=-1, keepdim=True)
         weight = (scores - log_weight).exp().masked_fill(empty, 0.0)
@@ -72,15 +73,7 @@ def weights(job: Job, rows: slice | None = None) -> Tensor:
         raise ValueError(f"a weighing must return the shape of the scores, {list(scores.shape)}, got {got}")
     if job.weigh is softmax:
         return weight
-    return weight.masked_fill(scores == -math.inf, 0.0)  # a user's weighing may give hidden keys any weight
-
-
-def _dropout_mask(job: Job) -> Tensor:
-    """True for the weights that are not dropped, `[..., q, k]`."""
-    device = job.query.device
-    lead = torch.arange(math.prod(job.leading), device=device).view(*job.leading, 1, 1)  # [..., 1, 1]
-    first, second = dropout.row_keys(dropout.draw_seed(), lead, torch.arange(job.queries, device=device).unsqueeze(-1))
-    return dropout.kept(job.dropout, first, second, torch.arange(job.keys, device=device))
+    return weight.masked_fill(scores == -math.inf, 0.0)  # a user's weighing may give masked keys any weight
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:

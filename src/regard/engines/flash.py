@@ -136,7 +136,7 @@ def _too_wide(job: Job) -> bool:
 def _suspect(mean: Tensor) -> bool:
     """Whether the first number of some row is 0 or NaN, so that the row may be wrong.
 
-    torch's CPU kernel turns a row of NaN into 0 (pytorch#141128), and a key that the mask hides into NaN.
+    torch's CPU kernel turns a row of NaN into 0 (pytorch#141128), and a masked key into NaN.
     """
     if mean.device.type != "cpu" or not mean.numel() or compiling():
         return False

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.compiled import dropout_hash
 from regard.masks import Mask, block_of, parts_of
 from regard.scores import Score
 from regard.weighing import Weighing
@@ -100,6 +101,20 @@ def masked(scores: Tensor, parts: Sequence[Tensor]) -> Tensor:
     for part in parts:
         scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part
     return scores
+
+
+def dropout_factor(shape: torch.Size, dropout: float, seed: int, rows: slice, columns: slice, like: Tensor) -> Tensor:
+    """The factor of each weight of a block, `[..., rows, columns]`: 0 where dropped, else 1 / (1 - dropout).
+
+    shape   of all scores, `[..., q, k]`
+    like    has the dtype and the device
+    """
+    device = like.device
+    heads = torch.arange(math.prod(shape[:-2]), device=device).view(*shape[:-2], 1, 1)  # [..., 1, 1]
+    query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)  # [rows, 1]
+    key = torch.arange(columns.start, columns.stop, device=device)
+    mask = dropout_hash.keep_mask(dropout, *dropout_hash.row_keys(seed, heads, query), key)
+    return mask.to(like.dtype) * dropout_hash.keep_scale(dropout)
 
 
 def spans(stop: int, size: int, start: int = 0) -> Iterator[slice]:

@@ -31,7 +31,7 @@ from torch.autograd.graph import Node
 
 from regard.checks import is_count
 from regard.compiled import dropout_hash
-from regard.engines.job import Job, masked, scores_of, spans
+from regard.engines.job import Job, dropout_factor, masked, scores_of, spans
 from regard.masks import Mask, block_of, parts_of, tensors_of
 from regard.parts import Attended
 from regard.scores import Score, is_inner_product, is_squared_distance
@@ -148,14 +148,8 @@ class Blocks:
     def bias_blocks(self, biases: Iterable[Tensor], rows: slice, columns: slice) -> list[Tensor]:
         return [block_of(bias, rows, columns, len(self.shape), bias.device) for bias in biases]
 
-    def dropout_factor(self, rows: slice, columns: slice, device: torch.device) -> Tensor:
-        """What weights are multiplied by: 0 where dropped, else 1 / (1 - dropout)."""
-        leading = self.shape[:-2]
-        lead = torch.arange(math.prod(leading), device=device).view(*leading, 1, 1)  # counts the leading dimensions
-        query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)  # [rows, 1]
-        first, second = dropout_hash.row_keys(self.seed, lead, query)
-        key = torch.arange(columns.start, columns.stop, device=device)
-        return dropout_hash.kept(self.dropout, first, second, key) * dropout_hash.keep_scale(self.dropout)
+    def dropout_factor(self, rows: slice, columns: slice, like: Tensor) -> Tensor:
+        return dropout_factor(self.shape, self.dropout, self.seed, rows, columns, like)
 
 
 class _RecomputedContext(Context):
@@ -196,7 +190,7 @@ class _Recomputed(torch.autograd.Function):
                 peak = new_peak
                 sums = sums * decay + weight.sum(dim=-1)
                 if blocks.dropout:
-                    weight = weight * blocks.dropout_factor(rows, columns, query.device)
+                    weight = weight * blocks.dropout_factor(rows, columns, weight)
                 weighted = weighted * decay.unsqueeze(-1) + weight.to(value.dtype) @ value[..., columns, :]
             sums = sums.masked_fill(sums == 0, 1.0)
             mean[..., rows, :] = weighted / sums.unsqueeze(-1)
@@ -230,7 +224,7 @@ class _Recomputed(torch.autograd.Function):
                 sums[..., rows] += weight.sum(dim=-1)
                 weight_grad, used = mean_grad[..., rows, :] @ value[..., columns, :].mT, weight
                 if blocks.dropout:
-                    factor = blocks.dropout_factor(rows, columns, query.device)
+                    factor = blocks.dropout_factor(rows, columns, weight)
                     weight_grad, used = weight_grad * factor, weight * factor
                 value_grad[..., columns, :] += used.to(mean_grad.dtype).mT @ mean_grad[..., rows, :]
                 score_grad = weight * (weight_grad - offset[..., rows, None])
@@ -258,8 +252,8 @@ def add_gradients(scores: Tensor, score_grad: Tensor, inputs: list[Tensor], targ
 def _parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
     """The leaf tensors with a gradient, other than the job's own, that the scores depend on.
 
-    The score is called for one pair, and the graph of its result is walked. So a parameter is found
-    wherever it is: in a module, in a closure, in a mask.
+    The score is called for one pair, and the graph of its result is searched. So a parameter may be in a
+    module, in a closure or in a mask.
     """
     if not torch.is_grad_enabled() or not job.pairs:
         return []
@@ -307,11 +301,11 @@ def _check_unchanged(sums: Tensor, unused: int) -> None:
     error = float((sums - 1).abs().nan_to_num(0.0).max()) if sums.numel() else 0.0
     if error <= TOLERANCE and not unused:
         return
-    found = (
+    reason = (
         f"they no longer depend on {unused} parameters" if unused else f"weights add up to 1 ± {error:.2g}, not to 1"
     )
     raise RuntimeError(
-        f"the score or mask changed between forward and backward, which calls them again: {found}. Keep what they hold"
+        f"the score or mask changed between forward and backward, which calls them again: {reason}. Keep what they hold"
         " unchanged until backward; in a loop, bind the loop variable, lambda query, key, s=s: …; or use engine='dense'"
     )
 
