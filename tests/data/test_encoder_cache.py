@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,23 +18,26 @@ from regard import files
 from regard.data import encoder_cache as module
 from regard.data.encoder_cache import cached_grids, fingerprint
 
+assert_near = partial(assert_close, rtol=2**-11, atol=2**-24)
+"""Equal, except for the rounding to float16."""
+
 
 @pytest.mark.usefixtures("small_files")
 def test_cached_grids_are_those_of_the_encoder_and_are_computed_once(tmp_path, encoder):
     images = photos(tmp_path, 7)
-    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
+    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache")
     expected = compute_grids(encoder, images)
     assert (new, len(grids), grids.shape) == (7, 7, (7, 5, 3, 3))
-    assert_close(grids[:], expected)
-    assert_close(grids[[5, 0, 5]], expected[[5, 0, 5]])
-    assert_close(grids[torch.tensor([1, 6])], expected[[1, 6]])
-    assert_close(grids[3:5], expected[3:5])
-    assert_close(grids[-1], expected[-1])
+    assert_near(grids[:], expected)
+    assert_near(grids[[5, 0, 5]], expected[[5, 0, 5]])
+    assert_near(grids[torch.tensor([1, 6])], expected[[1, 6]])
+    assert_near(grids[3:5], expected[3:5])
+    assert_near(grids[-1], expected[-1])
     assert grids[[]].shape == (0, 5, 3, 3)
     assert grids[:].dtype == torch.float32
-    reordered, new = count_new_grids(encoder, images[::-1], encoder, str(tmp_path / "cache"), half=False)
+    reordered, new = count_new_grids(encoder, images[::-1], encoder, str(tmp_path / "cache"))
     assert new == 0
-    assert_close(reordered[:], expected.flip(0))
+    assert_near(reordered[:], expected.flip(0))
 
 
 @pytest.mark.usefixtures("small_files")
@@ -50,40 +54,38 @@ def test_new_images_are_added_and_duplicates_are_computed_once(tmp_path, encoder
     old, new = photos(tmp_path, 4), photos(tmp_path, 5, seed=1)
     copy = tmp_path / "copy.png"
     copy.write_bytes(new[0].read_bytes())
-    cached_grids(old, encoder, tmp_path / "cache", half=False)
+    cached_grids(old, encoder, tmp_path / "cache")
     mixed = [new[0], old[2], *new[1:], copy, old[0]]
-    grids, new = count_new_grids(encoder, mixed, encoder, tmp_path / "cache", half=False)
+    grids, new = count_new_grids(encoder, mixed, encoder, tmp_path / "cache")
     assert new == 5
-    assert_close(grids[:], compute_grids(encoder, mixed))
+    assert_near(grids[:], compute_grids(encoder, mixed))
 
 
 def test_grids_are_found_by_content_not_by_name(tmp_path, encoder):
     one, other = photos(tmp_path, 2)
-    cached_grids([one, other], encoder, tmp_path / "cache", half=False)
+    cached_grids([one, other], encoder, tmp_path / "cache")
     one.write_bytes(photos(tmp_path, 1, seed=5)[0].read_bytes())
-    grids, new = count_new_grids(encoder, [one, other], encoder, tmp_path / "cache", half=False)
+    grids, new = count_new_grids(encoder, [one, other], encoder, tmp_path / "cache")
     assert new == 1
-    assert_close(grids[:], compute_grids(encoder, [one, other]))
+    assert_near(grids[:], compute_grids(encoder, [one, other]))
 
 
 def test_grids_of_arrays_are_cached(tmp_path, encoder):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
-    grids, new = count_new_grids(encoder, pixels, encoder, tmp_path, half=False)
+    grids, new = count_new_grids(encoder, pixels, encoder, tmp_path)
     assert new == 3
-    assert_close(grids[:], compute_grids(encoder, pixels))
-    assert count_new_grids(encoder, list(pixels[1:]), encoder, tmp_path, half=False)[1] == 0
+    assert_near(grids[:], compute_grids(encoder, pixels))
+    assert count_new_grids(encoder, list(pixels[1:]), encoder, tmp_path)[1] == 0
 
 
-def test_float16_is_near_and_half_as_large(tmp_path, encoder):
-    images = photos(tmp_path, 6)
-    half, whole = (cached_grids(images, encoder, tmp_path / "cache", half=way) for way in (True, False))
-    assert half[:].dtype == torch.float32
-    assert_close(half[:], whole[:], rtol=2**-11, atol=2**-24)
-    assert not torch.equal(half[:], whole[:])
-    assert half.files[0].dtype == torch.float16
-    sizes = sorted(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors"))
-    assert len(sizes) == 2
-    assert abs(sizes[1] - sizes[0] - 6 * 5 * 3 * 3 * 2) <= 16  # headers may differ in a few digits
+def test_grids_are_stored_in_float16_unless_a_number_is_too_large(tmp_path):
+    images = [np.full((8, 8), value, np.uint8) for value in (3, 100, 255)]
+    small, large = (cached_grids(images, Scaled(factor), tmp_path / f"{factor}") for factor in (1 / 3, 1e3))
+    assert small[:].dtype == large[:].dtype == torch.float32
+    assert_near(small[1].mean(), torch.tensor(100 / 3))
+    assert not torch.equal(small[1].mean(), torch.tensor(100 / 3))  # it is rounded
+    assert large[1].mean() == 1e5
+    assert (small.files[0].dtype, large.files[0].dtype) == (torch.float16, torch.float32)
 
 
 def test_changed_weights_have_other_grids(tmp_path, encoder):
@@ -91,12 +93,12 @@ def test_changed_weights_have_other_grids(tmp_path, encoder):
     cached_grids(images, encoder, tmp_path / "cache")
     with torch.no_grad():
         next(encoder.parameters())[0, 0, 0, 0] += 1
-    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache", half=False)
+    grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache")
     assert new == 3
-    assert_close(grids[:], compute_grids(encoder, images))
+    assert_near(grids[:], compute_grids(encoder, images))
 
 
-def test_the_fingerprint_depends_on_preparation_size_and_type(encoder):
+def test_the_fingerprint_depends_on_preparation_and_size(encoder):
     class Brighter(Counting):
         def prepare(self, images):
             return super().prepare(images) + 0.25
@@ -105,9 +107,9 @@ def test_the_fingerprint_depends_on_preparation_size_and_type(encoder):
     for other in (same, brighter, larger):
         other.load_state_dict(encoder.state_dict())
     brighter.__class__.__qualname__ = "Counting"
-    assert fingerprint(same, True) == fingerprint(encoder, True)
-    prints = {fingerprint(one, half) for one in (encoder, brighter, larger) for half in (True, False)}
-    assert len(prints) == 6
+    assert fingerprint(same) == fingerprint(encoder)
+    prints = {fingerprint(one) for one in (encoder, brighter, larger)}
+    assert len(prints) == 3
 
 
 def test_the_fingerprint_depends_on_shapes_and_types_of_weights():
@@ -115,7 +117,7 @@ def test_the_fingerprint_depends_on_shapes_and_types_of_weights():
     for zeros in (torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, dtype=torch.float64)):
         made = Scaled(1.0)
         made.register_buffer("table", zeros)
-        prints.add(fingerprint(made, True))
+        prints.add(fingerprint(made))
     assert len(prints) == 3
 
 
@@ -168,9 +170,9 @@ def test_encoders_with_other_modules_never_share_grids(tmp_path):
     layer = nn.Conv2d(3, 5, 3, 2)
     first, second = Activated(layer, nn.ReLU()), Activated(layer, nn.Hardswish())
     images = photos(tmp_path, 5)
-    cached_grids(images[:2], first, tmp_path / "cache", half=False)
-    cached_grids(images[2:], second, tmp_path / "cache", half=False)
-    assert_close(cached_grids(images, first, tmp_path / "cache", half=False)[:], compute_grids(first, images))
+    cached_grids(images[:2], first, tmp_path / "cache")
+    cached_grids(images[2:], second, tmp_path / "cache")
+    assert_near(cached_grids(images, first, tmp_path / "cache")[:], compute_grids(first, images))
 
 
 def test_a_grid_of_each_file_is_checked(tmp_path):
@@ -187,7 +189,7 @@ def test_grids_of_another_encoder_in_the_folder_raise(tmp_path, encoder):
     (mine,) = (tmp_path / "cache").iterdir()
     with torch.no_grad():
         next(encoder.parameters()).add_(1)
-    other = tmp_path / "cache" / f"Counting-{fingerprint(encoder, True)[:16]}"
+    other = tmp_path / "cache" / f"Counting-{fingerprint(encoder)[:16]}"
     mine.rename(other)
     with pytest.raises(
         ValueError, match=r"must have grids of the encoder .*, got those of .*: delete it, or use another folder"
@@ -241,7 +243,7 @@ def test_a_killed_run_leaves_the_files_it_finished(tmp_path, encoder):
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
     grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache")
     assert new == 5
-    assert_close(grids[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
+    assert_near(grids[:], compute_grids(encoder, images))
 
 
 @pytest.mark.usefixtures("small_files")
@@ -254,7 +256,7 @@ def test_grids_before_an_image_that_cannot_be_read_are_not_lost(tmp_path, encode
     del images[5]
     grids, new = count_new_grids(encoder, images, encoder, tmp_path / "cache")
     assert new == 2  # the first file had three, the second was cut off after two
-    assert_close(grids[:], compute_grids(encoder, images), rtol=2**-11, atol=2**-24)
+    assert_near(grids[:], compute_grids(encoder, images))
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path, encoder, monkeypatch):
@@ -283,12 +285,10 @@ def test_old_temporary_files_are_removed_and_young_ones_left(tmp_path, encoder):
 
 def test_grids_that_are_not_finite_raise_with_their_image(tmp_path):
     images = [np.zeros((8, 8), np.uint8), np.full((8, 8), 100, np.uint8)]
-    message = r"the grid of image 1 must be finite in float16, got values up to 100000: use half=False"
-    with pytest.raises(ValueError, match=message):
-        cached_grids(images, Scaled(1e3), tmp_path)
-    assert cached_grids(images, Scaled(1e3), tmp_path, half=False)[1].max() == 1e5
     with pytest.raises(ValueError, match=r"the grid of image 0 must be finite, got values up to nan"):
-        cached_grids(images, Scaled(float("nan")), tmp_path / "other", half=False)
+        cached_grids(images, Scaled(float("nan")), tmp_path)
+    with pytest.raises(ValueError, match=r"the grid of image 1 must be finite, got values up to inf"):
+        cached_grids(images, Scaled(1e37), tmp_path)
 
 
 def test_a_change_that_is_not_in_the_fingerprint_is_detected(tmp_path):

@@ -10,8 +10,8 @@ Files are written atomically and never changed: a killed run leaves the files th
 continues from there. Two runs at the same time do no harm. Files are safetensors, mapped into memory: only grids that
 are used are read.
 
-By default grids are stored in float16, which halves the files and rounds each number by at most 1/2048 of it. The grids
-that are returned are float32.
+Grids are stored in float16, which halves the files and rounds each number by at most 1/2048 of it, or in float32 if a
+number is too large for that. The grids that are returned are float32.
 """
 
 import hashlib
@@ -76,17 +76,15 @@ class _Cache(NamedTuple):
     encoder: nn.Module
     folder: Path
     fingerprint: str
-    half: bool
 
 
 def cached_grids(
-    images: Sequence[ImageSource], encoder: nn.Module, folder: str | Path, *, half: bool = True, progress: bool = True
+    images: Sequence[ImageSource], encoder: nn.Module, folder: str | Path, *, progress: bool = True
 ) -> _CachedGrids:
     """The grids of images, from the folder; those that are not there are computed and written to it.
 
     images     paths or arrays, as for `read_image`
     encoder    one with `image_size` and `prepare`, as in `regard.models.image_encoders`; no gradients are computed
-    half       whether to store float16
     """
     if not len(images):
         raise ValueError("images must have at least one image, got none")
@@ -94,8 +92,8 @@ def cached_grids(
         if not hasattr(encoder, name):
             raise TypeError(f"encoder must have image_size and prepare, but {type(encoder).__name__} has no {name}")
     check_grid(encoder)
-    digest = fingerprint(encoder, half)
-    cache = _Cache(encoder, Path(folder) / f"{_encoder_name(encoder)}-{digest[:16]}", digest, half)
+    digest = fingerprint(encoder)
+    cache = _Cache(encoder, Path(folder) / f"{_encoder_name(encoder)}-{digest[:16]}", digest)
     cache.folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(cache.folder)
     keys = [image_hash(image, encoder.image_size) for image in images]  # type: ignore[arg-type]
@@ -141,15 +139,16 @@ def _check_cached(cached: Tensor, computed: Tensor, folder: Path) -> None:
         )
 
 
-def fingerprint(encoder: nn.Module, half: bool) -> str:
-    """A hash of all that a cached grid depends on besides the image: modules, weights, sizes, scaling, rounding."""
+def fingerprint(encoder: nn.Module) -> str:
+    """A hash of all that a grid depends on besides the image: modules, weights, sizes, scaling."""
     digest = hashlib.sha256()
 
     def add(name: str, tensor: Tensor) -> None:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
-    digest.update(f"{_FORMAT} {_encoder_name(encoder)} {encoder.image_size} {half} {encoder}".encode())
+    # "False" was a setting once; the hashes in checkpoints have it.
+    digest.update(f"{_FORMAT} {_encoder_name(encoder)} {encoder.image_size} False {encoder}".encode())
     ramp = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
     add("prepare", encoder.prepare(ramp))  # type: ignore[operator]
     for name, tensor in encoder.state_dict().items():
@@ -173,7 +172,7 @@ def image_hash(image: ImageSource, size: int) -> str:
 
 def encode(cache: _Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]:
     """Batches of grids [n, height, width, channels], in the type in which they are stored."""
-    encoder, dtype = cache.encoder, torch.float16 if cache.half else torch.float32
+    encoder = cache.encoder
     device = next(encoder.parameters(), torch.empty(0)).device
     sources = list(images.values())
     for start in range(0, len(sources), BATCH):
@@ -181,17 +180,13 @@ def encode(cache: _Cache, images: Mapping[str, ImageSource]) -> Iterator[Tensor]
         prepared = encoder.prepare(read_images(some, encoder.image_size))  # type: ignore[operator, arg-type]
         with restored_modes(encoder), torch.inference_mode():
             grids = encoder.eval()(prepared.to(device)).float().cpu().movedim(1, -1)  # [n, height, width, channels]
-        stored: Tensor = grids.to(dtype).contiguous()
-        for number, is_finite in enumerate(stored.isfinite().flatten(1).all(1).tolist()):
-            if not is_finite:
-                source, grid = some[number], grids[number]
+        for number, grid in enumerate(grids):
+            if not grid.isfinite().all():
+                source = some[number]
                 name = source if isinstance(source, str | os.PathLike) else f"image {start + number}"
-                raise ValueError(
-                    f"the grid of {name} must be finite{' in float16' if cache.half else ''}, got values up to"
-                    f" {float(grid.abs().max()):g}"
-                    + (": use half=False" if cache.half and grid.isfinite().all() else "")
-                )
-        yield stored
+                raise ValueError(f"the grid of {name} must be finite, got values up to {float(grid.abs().max()):g}")
+        half = grids.half()
+        yield (half if half.isfinite().all() else grids).contiguous()
 
 
 def write_file(cache: _Cache, keys: list[str], grids: Tensor) -> None:

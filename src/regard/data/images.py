@@ -54,14 +54,16 @@ def read_image(source: ImageSource, size: int) -> _Pixels:
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError:
         raise ModuleNotFoundError(f"images need the package pillow: {INSTALL}") from None
     if isinstance(source, str | os.PathLike):
-        return _read_image_file(Path(source), size)
-    if isinstance(source, Image.Image):
-        return _scale_middle(_to_opaque(source, "the image"), size)
-    return _scale_middle(Image.fromarray(as_uint8(np.asarray(source))), size)
+        image = _read_image_file(Path(source), size)
+    elif isinstance(source, Image.Image):
+        image = _to_opaque(source, "the image")
+    else:
+        image = Image.fromarray(as_uint8(np.asarray(source)))
+    return np.asarray(ImageOps.fit(image.convert("RGB"), (size, size)))
 
 
 def read_images(sources: Sequence[ImageSource], size: int) -> _Pixels:
@@ -72,8 +74,8 @@ def read_images(sources: Sequence[ImageSource], size: int) -> _Pixels:
         return np.stack(list(pool.map(read_image, sources, repeat(size))))
 
 
-def _read_image_file(path: Path, size: int) -> _Pixels:
-    """The image in a file; an error names the file and says what to do."""
+def _read_image_file(path: Path, size: int) -> "Image.Image":
+    """The image in a file, of at least this size; an error names the file and says what to do."""
     from PIL import Image, UnidentifiedImageError
 
     if path.is_dir():
@@ -88,7 +90,7 @@ def _read_image_file(path: Path, size: int) -> _Pixels:
             if pixels > _MAX_PIXELS:
                 raise _ImageError(f"{path} must have at most {_MAX_PIXELS:,} pixels, got {pixels:,}: scale it down")
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size
-            return _scale_middle(_to_opaque(image, str(path)), size)
+            return _to_opaque(image, str(path))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{path} has more pixels than Pillow's own limit: scale it down ({error})") from None
     except UnidentifiedImageError:
@@ -104,14 +106,14 @@ class _ImageError(ValueError):
 
 
 def _to_opaque(image: "Image.Image", name: str) -> "Image.Image":
-    """The image rotated by its EXIF tag, on white where it is transparent, with 8 bits."""
+    """A copy of the image, rotated by its EXIF tag, on white where it is transparent, with 8 bits."""
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(_to_eight_bits(image, name))
     if not image.has_transparency_data:
-        return image
+        return image.convert("RGB")
     over = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
 
@@ -126,16 +128,6 @@ def _to_eight_bits(image: "Image.Image", name: str) -> _Pixels:
             f"{name} must have values from 0 to {maximum:g}, got {low:g} to {high:g}: save it with 8 bits"
         )
     return np.rint(values * (255.0 / maximum)).astype(np.uint8)
-
-
-def _scale_middle(image: "Image.Image", size: int) -> _Pixels:
-    """The middle square in RGB, scaled: the short side becomes `size`, and the ends of the long side are cut off."""
-    from PIL.Image import Resampling
-
-    side = min(image.size)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    box = (left, top, left + side, top + side)
-    return np.asarray(image.convert("RGB").resize((size, size), Resampling.BICUBIC, box=box))
 
 
 def as_uint8(array: NDArray[Any]) -> _Pixels:

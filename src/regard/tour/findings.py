@@ -79,7 +79,6 @@ def command(*words: str | Path) -> Command:
 
 
 Finding = Row | Picture | Passage | Command
-_Findings = Callable[[Path, int, bool], Iterator[Finding]]  # (folder, seed, quick)
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Station:
     name: str
     title: str
     text: str
-    visit: _Findings
+    visit: Callable[[Path, int, bool], Iterator[Finding]]  # (folder, seed, quick)
     findings: int
     chapter: int
 

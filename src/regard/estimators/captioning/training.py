@@ -255,7 +255,7 @@ def data_of_run(data: TrainingData, encoder: GridEncoder) -> Iterator[str]:
     yield from _all_captions(data.training)
     yield from _all_captions(data.validation)
     yield from (image_hash(image, encoder.image_size) for image in data.images)
-    yield fingerprint(encoder, half=False)
+    yield fingerprint(encoder)
 
 
 def validation_score(data: TrainingData, decoder: CaptionDecoder, grids: Grids, longest: int) -> float:

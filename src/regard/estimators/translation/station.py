@@ -48,13 +48,14 @@ def _visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     pairs, epochs = dates(400 if quick else 3000, seed), 2 if quick else 4
     baseline = exact_fraction(Translator("rnn", epochs=epochs, random_state=seed, **_SETTINGS).fit(*pairs), seed)
     alignments: dict[str, Alignment] = {}
-    folders = []
     models: tuple[Literal["bahdanau", "luong"], ...] = ("bahdanau", "luong")
     for model in models:
         translator = Translator(model, attention="concat", epochs=epochs, random_state=seed, **_SETTINGS).fit(*pairs)
         yield Row("dates", model, "exact", exact_fraction(translator, seed), "rnn, one context", baseline)
         alignments[model] = translator.evidence(_DATE, _ISO_DATE)
-        folders.append(translator.save(folder / model))
+        saved = translator.save(folder / model)
+        yield translate_command(saved)
+        yield command("regard", "info", saved)
     yield Picture(
         "alignment",
         _draw_alignments(alignments),
@@ -64,9 +65,6 @@ def _visit_recurrent(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
         f"Two heat maps of {_ISO_DATE} by {_DATE!r}: the rows of the year are dark at the year, those of the month at"
         " its name, those of the day at the day.",
     )
-    for saved in folders:
-        yield translate_command(saved)
-        yield command("regard", "info", saved)
 
 
 def _visit_transformer(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
