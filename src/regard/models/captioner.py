@@ -49,7 +49,11 @@ _MIN_WEIGHT = 1e-30
 
 @dataclass(frozen=True)
 class CaptionConfig:
-    """Sizes and options of a caption decoder."""
+    """Sizes and options of a caption decoder.
+
+    >>> CaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, attention=8)).cell
+    LSTMCell(15, 16)
+    """
 
     size: int = 256  # of word vectors, and of the rows that words are predicted from
     hidden: int = 512  # of the LSTM
@@ -67,7 +71,11 @@ class CaptionConfig:
 
 @dataclass(frozen=True)
 class HardAttention:
-    """How hard attention is trained; the module's docstring has the estimate."""
+    """How hard attention is trained; the module's docstring has the estimate.
+
+    >>> HardCaptionDecoder(50, 7, hard=HardAttention(samples=2)).hard.samples
+    2
+    """
 
     samples: int = 1  # number of draws for each caption
     reward: float = 1.0  # weight of the gradient of the draws
@@ -228,9 +236,8 @@ class CaptionDecoder(nn.Module):
             cell.weight_ih[:, size:],
             draw=self._draw(words),
         )
-        gates = functional.linear(
-            vectors.transpose(0, 1), cell.weight_ih[:, :size], cell.bias_ih
-        )  # [m, batch, 4 · hidden]
+        # [m, batch, 4 · hidden]
+        gates = functional.linear(vectors.transpose(0, 1), cell.weight_ih[:, :size], cell.bias_ih)
         states, attended = attentive_recurrence(gates, start, cell.weight_hh, cell.bias_hh, attention)
         # [m, batch, …] to [batch, m, …]
         return vectors, states.transpose(0, 1), Attended(*(part.transpose(0, 1) for part in attended))

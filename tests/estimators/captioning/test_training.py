@@ -73,7 +73,7 @@ def test_grids_are_scaled_by_those_of_training_images():
     [(0.5, 1, 4), (0.5, 2, 4), (0.5, 3, 4), (0.25, 16, 2), (0.0, 1, 0), (1.0, 1, 8)],
 )
 def test_hard_attention_starts_softly_for_a_fraction_of_its_batches(fraction, accumulate, first, monkeypatch):
-    soft, usual = [], HardCaptionDecoder.draw
+    soft, usual = [], HardCaptionDecoder._draw
 
     def record(self, words):
         draw = usual(self, words)
@@ -81,7 +81,7 @@ def test_hard_attention_starts_softly_for_a_fraction_of_its_batches(fraction, ac
             soft.append(bool(draw.expected.all()))
         return draw
 
-    monkeypatch.setattr(HardCaptionDecoder, "draw", record)
+    monkeypatch.setattr(HardCaptionDecoder, "_draw", record)
     images = np.random.default_rng(0).integers(0, 256, (16, 3, 3, 3), dtype=np.uint8)
     captions = [f"{word} it is" for word in "abcdefghijklmnop"]
     settings = TINY | {"expected": 0.0, "soft_start": fraction, "accumulate": accumulate}

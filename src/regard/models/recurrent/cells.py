@@ -17,7 +17,11 @@ Cell = type[nn.GRU] | type[nn.LSTM]
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """What all recurrent models have in common. None stands for the choice of the model's paper."""
+    """What all recurrent models have in common. None stands for the choice of the model's paper.
+
+    >>> RecurrentConfig(size=8, hidden=16, layers=2).make_rnn(8)
+    GRU(8, 16, num_layers=2, batch_first=True)
+    """
 
     size: int = 256  # of an embedding
     hidden: int = 512  # of a state, in the encoder for each direction
