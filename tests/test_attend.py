@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -51,9 +52,26 @@ def test_dropout_outside_its_range_is_refused(dropout):
     check_refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
 
 
-@pytest.mark.parametrize("dropout", ["0.1", None, True])
+@pytest.mark.parametrize("dropout", ["0.1", "", None, True, False])
 def test_dropout_that_is_no_number_is_refused(dropout):
-    check_refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout)
+    square = torch.randn(2, 3, 5, 8)  # the short way would take it
+    for given in ({}, {"query": square, "key": square, "value": square}):
+        check_refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout, **given)
+
+
+def test_only_a_plain_call_takes_the_short_way(monkeypatch):
+    attending, square, calls = sys.modules["regard.attend"], torch.randn(2, 3, 5, 8), []
+    short = attending.plain
+    monkeypatch.setattr(attending, "plain", lambda *given: calls.append(given) or short(*given))
+    for mask in (None, masks.causal):
+        regard.attend(square, square, square, mask=mask)
+    assert len(calls) == 2
+    regard.attend(square, square, square, dropout=0.5)
+    regard.attend(square, square, square, engine="dense")
+    regard.attend(square, square, square, weigh=weighing.linear)
+    regard.attend(square, square, square, score=scores.Gaussian(1.0))
+    regard.attend(square, square, square, mask=masks.window(2))
+    assert len(calls) == 2
 
 
 def test_masks_that_do_not_fit_are_refused():

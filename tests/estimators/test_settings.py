@@ -155,6 +155,12 @@ def test_a_check_draws_no_random_numbers():
     assert seed_of(state) == seed_of(np.random.RandomState(0))
 
 
+def test_the_seed_of_a_generator_stays_the_same_in_all_versions():
+    assert (seed_of(None), seed_of(3), seed_of(np.int64(7))) == (0, 3, 7)
+    assert seed_of(np.random.RandomState(0)) == np.random.RandomState(0).randint(2**31 - 1)
+    assert seed_of(np.random.default_rng(1)) == np.random.default_rng(1).integers(2**31 - 1)
+
+
 @pytest.mark.parametrize("name", regard.estimators.ESTIMATORS)
 def test_every_setting_of_an_estimator_has_one_short_line_of_help(name):
     for each in settings_of(getattr(regard.estimators, name)):
