@@ -271,6 +271,7 @@ def test_a_file_in_the_place_of_a_stations_folder_stops_only_that_station(tmp_pa
     assert not second.error
 
 
+@pytest.mark.slow
 def test_a_console_without_greek_sees_the_tour(tmp_path):
     code = f"""if True:
         import sys

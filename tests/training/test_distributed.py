@@ -109,6 +109,7 @@ def results(folder, name):
     return [load_file(folder / f"{name}-{rank}.safetensors") for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_model_as_one(two_processes):
     alone, history = run(dropout=0.0, accumulate=2)
     first, second = results(two_processes, "trained")
@@ -119,6 +120,7 @@ def test_two_processes_train_the_same_model_as_one(two_processes):
     assert_close(tuple(map(float, state["validations"])), history.validation, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_running_mean_is_the_same_in_every_process(two_processes):
     first, second = results(two_processes, "norm")
     assert first["running_mean"].abs().max() > 0
@@ -126,6 +128,7 @@ def test_a_running_mean_is_the_same_in_every_process(two_processes):
         assert torch.equal(tensor, second[name]), name
 
 
+@pytest.mark.slow
 def test_every_process_draws_its_own_random_numbers_in_the_loss_and_the_same_elsewhere(two_processes):
     first, second = results(two_processes, "random")
     masks = torch.cat([first["masks"][:6], second["masks"][:6]])
@@ -134,6 +137,7 @@ def test_every_process_draws_its_own_random_numbers_in_the_loss_and_the_same_els
     assert int(first["seed"]) == int(second["seed"]) == 3
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_resumed_to_the_same_weights(two_processes):
     """The checkpoint has the random state of the main process; that of the other follows from it."""
     for state in results(two_processes, "resumed"):
@@ -141,6 +145,7 @@ def test_a_run_of_two_processes_is_resumed_to_the_same_weights(two_processes):
             assert torch.equal(state[name], state[name.replace("0.", "1.", 1)]), name
 
 
+@pytest.mark.slow
 def test_only_tensors_of_a_state_are_copied_from_the_main_process(two_processes):
     for state in results(two_processes, "extra"):
         assert state["weight"].tolist() == [[5.0, 5.0]]
