@@ -21,19 +21,25 @@ def logits(query, key, leading, score, mask=None, bias=None):
     bias             [..., q, k], added to the score
     """
     queries, keys = rows(query, leading), rows(key, leading)
-    bias = None if bias is None else rows(bias.expand(*leading, query.shape[-2], key.shape[-2]), leading)
+    scores = {(lead, i): [score(q, k) for k in keys[lead]] for lead in queries for i, q in enumerate(queries[lead])}
+    return masked(scores, leading, mask, bias)
+
+
+def masked(scores, leading, mask=None, bias=None):
+    """The same lists, with -inf for what the mask forbids, and the bias added to the rest."""
+    if bias is not None:
+        queries, keys = len(scores) // max(1, math.prod(leading)), len(next(iter(scores.values()), []))
+        bias = rows(bias.expand(*leading, queries, keys), leading)
     found = {}
-    for lead in indices(leading):
-        for i in range(query.shape[-2]):
-            row = []
-            for j in range(key.shape[-2]):
-                if mask is not None and not mask(lead, i, j):
-                    row.append(NEGATIVE)
-                    continue
-                row.append(score(queries[lead][i], keys[lead][j]))
-                if bias is not None:
-                    row[-1] = row[-1] + bias[lead][i][j]
-            found[lead, i] = row
+    for (lead, i), row in scores.items():
+        found[lead, i] = [
+            NEGATIVE
+            if mask is not None and not mask(lead, i, j)
+            else score
+            if bias is None
+            else score + bias[lead][i][j]
+            for j, score in enumerate(row)
+        ]
     return found
 
 
@@ -51,8 +57,7 @@ def average(scores, value, leading, queries, weigh=None, keep=None):
             weights, log_weight = softmax(row) if weigh is None else (weigh(row), math.nan)
             mean = value.new_zeros(value.shape[-1])
             for j, weight in enumerate(weights):
-                kept = 1.0 if keep is None else keep[lead][i, j]
-                mean = mean + weight * kept * values[lead][j]
+                mean = mean + (weight if keep is None else weight * keep[lead][i, j]) * values[lead][j]
             means.append(mean)
             log_weights.append(torch.as_tensor(log_weight, dtype=value.dtype))
     mean = torch.stack(means) if means else value.new_zeros(0)

@@ -11,7 +11,7 @@ def table(rows=83, columns=3, seed=0):
 
 
 def slow_regression(kernel, x, y, query, bandwidth, order=0, weight=1.0, own=None):
-    """The definition, one query at a time."""
+    """The definition, one query at a time; y may have several columns."""
     predictions = []
     for number, point in enumerate(query):
         u = np.linalg.norm((x - point) / bandwidth, axis=1)
@@ -23,5 +23,5 @@ def slow_regression(kernel, x, y, query, bandwidth, order=0, weight=1.0, own=Non
         else:
             design = np.hstack([np.ones((len(x), 1)), x - point])
             root = np.sqrt(w)[:, None]
-            predictions.append(np.linalg.lstsq(design * root, y * root[:, 0], rcond=None)[0][0])
+            predictions.append(np.linalg.lstsq(design * root, (y.T * root[:, 0]).T, rcond=None)[0][0])
     return np.array(predictions)

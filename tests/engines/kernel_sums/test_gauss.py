@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import reference
 
+from regard.engines import dense
 from regard.engines.kernel_sums import gauss, gauss_fft, pairs
 from regard.engines.kernel_sums.problem import Moments, Points
 from regard.kernels import Laplace
 
 KEYS, QUERIES, VALUES = 1201, 331, 3
+COMPILED = {"pool": pairs.pool, "moments": pairs.moments}
 CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "lattice", "tiny", "huge"]
 
 
@@ -18,6 +20,13 @@ CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "latti
 def small_grids(monkeypatch):
     """Fast in three dimensions too; boxes are cut then."""
     monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 2**18)
+
+
+@pytest.fixture(autouse=True)
+def numpy_pairs(monkeypatch):
+    """The NumPy sums stand in for the loops of `pairs`, which take half a minute to compile, but for one slow test."""
+    monkeypatch.setattr(pairs, "pool", dense.pool)
+    monkeypatch.setattr(pairs, "moments", dense.moments)
 
 
 def brute(points: Points) -> Moments:
@@ -160,6 +169,18 @@ def test_the_transform_answers_nearly_all(features, monkeypatch):
     points = Points(key, key, key[:, :1] ** 2, own=np.arange(len(key)))
     gauss.pool(points, 1e-6)
     assert sum(counts) < 0.01 * len(key)
+
+
+@pytest.mark.slow
+def test_the_compiled_loops_answer_the_others(monkeypatch):
+    for name, compiled in COMPILED.items():
+        monkeypatch.setattr(pairs, name, compiled)
+    counts = count_pairs(monkeypatch)
+    points = case("cauchy", 2, weighted=True, own=True)
+    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
+    assert len(counts) == 2
+    assert min(counts) > 0
 
 
 def test_leaving_out_costs_no_more_transforms(monkeypatch):

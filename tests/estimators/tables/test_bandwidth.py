@@ -39,7 +39,7 @@ def test_aicc_matches_the_formula_and_is_its_minimum(order):
 
     def aicc(bandwidth):
         """From the hat matrix, whose columns are the fits to ones at a single row."""
-        hat = np.stack([slow_regression("gaussian", x, one, x, bandwidth, order) for one in np.eye(len(x))], axis=1)
+        hat = slow_regression("gaussian", x, np.eye(len(x)), x, bandwidth, order)
         trace = np.trace(hat)
         return np.log(np.mean((y - hat @ y) ** 2)) + (1 + trace / 70) / (1 - (trace + 2) / 70)
 

@@ -321,6 +321,7 @@ def test_a_wrong_folder_raises_before_the_work(here, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_processes_write_to_the_right_streams(here):
     fitted = typed("fit", "table", "houses.csv", "--target", "price", "--out", "model")
     assert (fitted.returncode, fitted.stdout) == (0, "")
@@ -329,6 +330,7 @@ def test_processes_write_to_the_right_streams(here):
     assert (wrong.returncode, wrong.stdout, wrong.stderr) == (1, "", "error: there is no file none.csv\n")
 
 
+@pytest.mark.slow
 def test_a_killed_fit_keeps_the_old_model(here):
     run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
     before = held("model")
