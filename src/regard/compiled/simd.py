@@ -22,18 +22,16 @@ from numba.extending import intrinsic, models, overload, register_model
 COUNT = 16
 _FLOATS, _INTEGERS = ir.VectorType(ir.FloatType(), COUNT), ir.VectorType(ir.IntType(32), COUNT)
 _DOUBLES = ir.VectorType(ir.DoubleType(), COUNT)
-Generator = Callable[[BaseContext, ir.IRBuilder, Signature, Sequence[ir.Value]], ir.Value]
-"""Emits the LLVM code of a call."""
-_Intrinsic = tuple[Signature, Generator]
-"""What a definition returns to Numba: the types of the call, and what emits its code."""
+_Intrinsic = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, Sequence[ir.Value]], ir.Value]]
+"""What a definition returns to Numba: the types of the call, and what emits its LLVM code."""
 
 
 class Lanes(Protocol):
     """Sixteen float32 numbers, as compiled code sees them."""
 
-    def __add__(self, other: "Lanes | float", /) -> "Lanes": ...
-    def __sub__(self, other: "Lanes | float", /) -> "Lanes": ...
-    def __mul__(self, other: "Lanes | float", /) -> "Lanes": ...
+    def __add__(self, other: "Lanes | float | np.float32", /) -> "Lanes": ...
+    def __sub__(self, other: "Lanes | float | np.float32", /) -> "Lanes": ...
+    def __mul__(self, other: "Lanes | float | np.float32", /) -> "Lanes": ...
 
 
 class _LanesType(types.Type):
@@ -67,78 +65,71 @@ def _repeated(builder: ir.IRBuilder, number: ir.Value, vector: ir.VectorType) ->
     )
 
 
-def _element(
-    context: BaseContext, builder: ir.IRBuilder, array_type: types.Array, array: ir.Value, index: ir.Value
-) -> ir.Value:
-    """The address of an element of a contiguous array."""
-    made = context.make_array(array_type)(context, builder, array)
-    return cgutils.get_item_pointer(context, builder, array_type, made, [index], wraparound=False)
+def _define(signature: Signature, emit: Callable[..., ir.Value | None]) -> _Intrinsic:
+    """A call whose code is emitted by `emit(builder, *arguments)`. A contiguous array and an index are one argument:
+    the address of the element."""
+
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
+        array_type = signature.args[0]
+        if isinstance(array_type, types.Array):
+            array = context.make_array(array_type)(context, builder, arguments[0])
+            index = [arguments[1]]
+            address = cgutils.get_item_pointer(context, builder, array_type, array, index, wraparound=False)
+            arguments = [address, *arguments[2:]]
+        result = emit(builder, *arguments)
+        return context.get_dummy_value() if result is None else result
+
+    return signature, generate
 
 
 @operation
 def load(typing: Context, array: types.Array, index: types.Integer) -> _Intrinsic:
     """Sixteen numbers of a contiguous float32 array, starting at an index."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        address = _element(context, builder, signature.args[0], given[0], given[1])
+    def emit(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
         return builder.load(builder.bitcast(address, _FLOATS.as_pointer()), align=4, typ=_FLOATS)
 
-    return lanes(array, types.intp), code
+    return _define(lanes(array, types.intp), emit)
 
 
 @operation
 def store(typing: Context, array: types.Array, index: types.Integer, some: _LanesType) -> _Intrinsic:
     """Put the lanes into a contiguous float32 array, starting at an index."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        address = _element(context, builder, signature.args[0], given[0], given[1])
-        builder.store(given[2], builder.bitcast(address, _FLOATS.as_pointer()), align=4)
-        return context.get_dummy_value()
+    def emit(builder: ir.IRBuilder, address: ir.Value, some: ir.Value) -> None:
+        builder.store(some, builder.bitcast(address, _FLOATS.as_pointer()), align=4)
 
-    return types.none(array, types.intp, lanes), code
+    return _define(types.none(array, types.intp, lanes), emit)
 
 
 @operation
 def splat(typing: Context, number: types.Float) -> _Intrinsic:
     """One float32 in every lane."""
-    return lanes(types.float32), lambda _, builder, __, given: _repeated(builder, given[0], _FLOATS)
+    return _define(lanes(types.float32), lambda builder, number: _repeated(builder, number, _FLOATS))
 
 
 @operation
 def splat_from(typing: Context, array: types.Array, index: types.Integer) -> _Intrinsic:
     """One number of a contiguous float32 array in every lane: loaded and repeated at once, without an index check."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        address = _element(context, builder, signature.args[0], given[0], given[1])
+    def emit(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
         return _repeated(builder, builder.load(address, typ=ir.FloatType()), _FLOATS)
 
-    return lanes(array, types.intp), code
-
-
-@operation
-def total(typing: Context, some: _LanesType) -> _Intrinsic:
-    """The sum of the lanes, in whatever order is fast."""
-
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _FLOATS])
-        add = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f32")
-        return builder.call(add, [ir.Constant(ir.FloatType(), -0.0), given[0]], fastmath=("reassoc",))
-
-    return types.float32(lanes), code
+    return _define(lanes(array, types.intp), emit)
 
 
 @operation
 def add_to(typing: Context, array: types.Array, index: types.Integer, some: _LanesType) -> _Intrinsic:
     """Add the lanes to sixteen numbers of a contiguous float64 array, starting at an index."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        address = _element(context, builder, signature.args[0], given[0], given[1])
+    def emit(builder: ir.IRBuilder, address: ir.Value, some: ir.Value) -> None:
         address = builder.bitcast(address, _DOUBLES.as_pointer())
         before = builder.load(address, align=8, typ=_DOUBLES)
-        builder.store(builder.fadd(before, builder.fpext(given[2], _DOUBLES)), address, align=8)
-        return context.get_dummy_value()
+        builder.store(builder.fadd(before, builder.fpext(some, _DOUBLES)), address, align=8)
 
-    return types.none(array, types.intp, lanes), code
+    return _define(types.none(array, types.intp, lanes), emit)
 
 
 def _define_operator(symbol: Callable[..., object], name: str) -> None:
@@ -146,7 +137,7 @@ def _define_operator(symbol: Callable[..., object], name: str) -> None:
 
     @operation
     def between(typing: Context, left: _LanesType, right: _LanesType) -> _Intrinsic:
-        return lanes(lanes, lanes), lambda _, builder, __, given: getattr(builder, name)(*given, flags=("contract",))
+        return _define(lanes(lanes, lanes), lambda builder, *sides: getattr(builder, name)(*sides, flags=("contract",)))
 
     # Numba wants the same annotations on what is chosen as on what chooses.
     def both(left: types.Type, right: types.Type) -> Lanes:
@@ -167,20 +158,19 @@ def _define_operator(symbol: Callable[..., object], name: str) -> None:
         return number_with if right is lanes and isinstance(left, types.Float) else None
 
 
-_define_operator(operator.add, "fadd")
-_define_operator(operator.sub, "fsub")
-_define_operator(operator.mul, "fmul")
+for _symbol, _name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+    _define_operator(_symbol, _name)
 
 
 @operation
 def root(typing: Context, some: _LanesType) -> _Intrinsic:
     """The square root of each lane."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
+    def emit(builder: ir.IRBuilder, some: ir.Value) -> ir.Value:
         kind = ir.FunctionType(_FLOATS, [_FLOATS])
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.v16f32"), given)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.v16f32"), [some])
 
-    return lanes(lanes), code
+    return _define(lanes(lanes), emit)
 
 
 @operation
@@ -189,23 +179,22 @@ def where_below(
 ) -> _Intrinsic:
     """In each lane the third number if the first is below the second, else the fourth."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        below = builder.fcmp_ordered("<", given[0], given[1])
-        return builder.select(below, given[2], given[3])
+    def emit(builder: ir.IRBuilder, some: ir.Value, limit: ir.Value, *choices: ir.Value) -> ir.Value:
+        return builder.select(builder.fcmp_ordered("<", some, limit), *choices)
 
-    return lanes(lanes, lanes, lanes, lanes), code
+    return _define(lanes(lanes, lanes, lanes, lanes), emit)
 
 
 @operation
 def _scaled_by_bits(typing: Context, some: _LanesType, shifted: _LanesType) -> _Intrinsic:
     """The first times 2^n, where n is in the low bits of the second."""
 
-    def code(context: BaseContext, builder: ir.IRBuilder, signature: Signature, given: Sequence[ir.Value]) -> ir.Value:
-        bits, exponent = (builder.bitcast(x, _INTEGERS) for x in given)
+    def emit(builder: ir.IRBuilder, *both: ir.Value) -> ir.Value:
+        bits, exponent = (builder.bitcast(x, _INTEGERS) for x in both)
         shift = _repeated(builder, ir.Constant(ir.IntType(32), 23), _INTEGERS)
         return builder.bitcast(builder.add(bits, builder.shl(exponent, shift)), _FLOATS)
 
-    return lanes(lanes, lanes), code
+    return _define(lanes(lanes, lanes), emit)
 
 
 # 2^f for |f| ≤ ½, by the polynomial with the smallest maximum relative error: 7.5e-8.
@@ -226,11 +215,7 @@ def power_of_two(x: Lanes) -> Lanes:
 @njit()
 def small_power_of_two(x: Lanes) -> Lanes:
     """2^x for |x| ≤ 100, to 2e-7."""
-    rounded = x + splat(_ROUND)
-    f = x - (rounded - splat(_ROUND))
-    p = splat(_P5) * f + splat(_P4)
-    p = p * f + splat(_P3)
-    p = p * f + splat(_P2)
-    p = p * f + splat(_P1)
-    p = p * f + splat(_P0)
+    rounded = x + _ROUND
+    f = x - (rounded - _ROUND)
+    p = ((((f * _P5 + _P4) * f + _P3) * f + _P2) * f + _P1) * f + _P0
     return _scaled_by_bits(p, rounded)

@@ -97,6 +97,16 @@ def test_categorical_columns(kernel, columns):
     check(points, 1e-9)
 
 
+@SLOW
+@pytest.mark.parametrize("side", ["query_code", "key_code"])
+def test_codes_that_float32_cannot_tell_apart_need_float64(side):
+    points = case(Laplace, columns=1, spread=0.5)
+    large = replace(points, query_code=points.query_code + 2.0**24, key_code=points.key_code + 2.0**24)
+    assert check(large) == FLOAT64
+    assert pairs.algorithm(points, 1e-6) == FLOAT32
+    assert pairs.algorithm(replace(points, **{side: getattr(large, side)}), 1e-6) == FLOAT64
+
+
 @pytest.mark.parametrize("kernel", [Gaussian, pytest.param(Tricube, marks=SLOW)])
 @pytest.mark.parametrize("columns", [0, pytest.param(1, marks=SLOW)])
 def test_moments(kernel, columns):

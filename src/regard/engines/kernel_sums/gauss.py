@@ -24,11 +24,10 @@ go to `pairs`, as do those outside of the box, if widely spread points would nee
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from regard.engines.job import Job
 from regard.engines.kernel_sums import pairs
@@ -46,18 +45,13 @@ from regard.engines.kernel_sums.problem import (
     Booleans,
     Floats,
     Integers,
+    KernelEngine,
     Moments,
     Points,
     Pooled,
-    Rows,
-    attend_points,
-    key_weights,
-    mean_and_deviation,
-    points_of,
-    reason_against,
+    standardise,
 )
 from regard.kernels import Gaussian
-from regard.parts import Attended
 
 ENOUGH = 1e-3
 """Fraction of the tolerance that `near` may be: queries are trusted down to some 1e-5 of the summed weight."""
@@ -73,33 +67,24 @@ FOURIER = "gauss: Fourier transforms, and pairs for queries with little weight"
 """The algorithm of this engine, if its transforms can be used at all."""
 
 
-@dataclass(frozen=True)
-class Gauss:
+class Gauss(KernelEngine):
     """The Gaussian of 1 to 3 features under softmax, in time q + k, to a fraction of the spread of the values."""
 
-    tolerance: float = 1e-6
     name = "gauss"
 
-    def __post_init__(self) -> None:
-        pairs.check_tolerance(self.tolerance)
-
     def refuses(self, job: Job) -> str | None:
-        reason = reason_against("gauss", job)
+        reason = super().refuses(job)
         if reason is None and type(job.score) is not Gaussian:
             return f"gauss supports only the Gaussian kernel of numeric columns, got {job.score!r}"
         if reason is None and job.query.shape[-1] not in PRECISIONS:
             return f"gauss supports 1 to 3 features, got {job.query.shape[-1]}"
         return reason
 
-    def algorithm(self, job: Job) -> str:
-        names = {algorithm(points, self.tolerance) for _, points in points_of(job, key_weights(job))}
-        return ", or ".join(sorted(names))
+    def _algorithm(self, points: Points) -> str:
+        return algorithm(points, self.tolerance)
 
-    def attend(self, job: Job) -> Tensor:
-        return self.attend_parts(job).mean
-
-    def attend_parts(self, job: Job) -> Attended:
-        return attend_points(job, lambda points: pool(points, self.tolerance))
+    def _pool(self, points: Points) -> Pooled:
+        return pool(points, self.tolerance)
 
 
 def unsuitable(points: Points) -> str | None:
@@ -119,83 +104,71 @@ def unsuitable(points: Points) -> str | None:
             "points are too far apart relative to the bandwidth: a grid that fits into memory would hold"
             f" {fraction:.0%} of the queries"
         )
-    if uneven(points):
+    if _uneven(points):
         return "the weights of the keys differ too much for gauss"
     return None
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
     """What `pool` runs, or `moments`."""
-    if _usable_box(points) is None:
-        return pairs.algorithm(points, tolerance, moments=moments)
-    return FOURIER
+    return FOURIER if _usable_box(points) else pairs.algorithm(points, tolerance, moments=moments)
 
 
 def _usable_box(points: Points) -> Box | None:
     """The box of the transforms; None if they cannot be used at all."""
-    return None if uneven(points) else fit_box(points)
+    return None if _uneven(points) else fit_box(points)
 
 
-def uneven(points: Points) -> bool:
+def _uneven(points: Points) -> bool:
     """Whether keys weigh so differently, or so little, that sums would lose the light ones."""
     return points.weight is not None and not (points.weight.min() > 1e-30 and points.weight.max() < 1e30)
 
 
 def pool(points: Points, tolerance: float) -> Pooled:
     """Means of the values, and log weights."""
-    box = _usable_box(points)
-    if box is None:
-        return pairs.pool(points, tolerance)
-    rows = rows_within(points.query, box.low, box.high)
-    centre, deviation = mean_and_deviation(points.value)
-    means, log_weight, trusted = _mean_in_box(points.for_queries(rows), box, tolerance, moments=False)
-    some = Pooled(means.plain[1:].T * deviation + centre, log_weight)
-    return Pooled(*_complete(points, rows, trusted, some, lambda rest: pairs.pool(rest, tolerance)))
+    return Pooled(*_compute(points, tolerance, moments=False))
 
 
 def moments(points: Points, tolerance: float) -> Moments:
     """Means of the values, the offsets and their products, and log weights."""
+    return Moments(*_compute(points, tolerance, moments=True))
+
+
+def _compute(points: Points, tolerance: float, *, moments: bool) -> Sequence[Floats]:
+    """The parts of `Pooled` or `Moments`: by transforms for queries where they are precise, by `pairs` for the rest."""
+    by_pairs: Callable[[Points, float], Sequence[Floats]] = pairs.moments if moments else pairs.pool
     box = _usable_box(points)
     if box is None:
-        return pairs.moments(points, tolerance)
+        return by_pairs(points, tolerance)
     rows = rows_within(points.query, box.low, box.high)
-    centre, deviation = mean_and_deviation(points.value)
-    means, log_weight, trusted = _mean_in_box(points.for_queries(rows), box, tolerance, moments=True)
-    offset = means.gradient[:, 0].T  # [queries, features]
-    product = np.moveaxis(means.gradient[:, 1:], 2, 0) * deviation + offset[:, :, None] * centre
-    mean, square = means.plain[1:].T * deviation + centre, np.moveaxis(means.square, 2, 0)  # queries first
-    some = Moments(log_weight, mean, offset, square, product)
-    return Moments(*_complete(points, rows, trusted, some, lambda rest: pairs.moments(rest, tolerance)))
-
-
-def _complete(
-    points: Points,
-    rows: Rows,
-    trusted: Booleans,
-    some: tuple[Floats, ...],
-    exactly: Callable[[Points], tuple[Floats, ...]],
-) -> list[Floats]:
-    """The results of all queries: of the transform for those of `rows` that are trusted, exact ones for the rest."""
+    value, centre, deviation = standardise(points.value)
+    inside = replace(points.for_queries(rows), value=value)
+    means, log_weight, trusted = _mean_in_box(inside, box, tolerance, moments=moments)
+    mean = means.plain[1:].T * deviation + centre
+    parts: Sequence[Floats] = Pooled(mean, log_weight)
+    if moments:
+        offset, square = means.gradient[:, 0].T, np.moveaxis(means.square, 2, 0)  # queries first
+        product = np.moveaxis(means.gradient[:, 1:], 2, 0) * deviation + offset[:, :, None] * centre
+        parts = Moments(log_weight, mean, offset, square, product)
     untrusted = np.ones(len(points.query), dtype=bool)
     untrusted[rows] = ~trusted
-    rest = np.flatnonzero(untrusted)
-    results = [part if isinstance(rows, slice) else np.empty((len(untrusted), *part.shape[1:])) for part in some]
-    exact = exactly(points.for_queries(rest)) if len(rest) else some
-    for result, part, better in zip(results, some, exact, strict=True):
-        if not isinstance(rows, slice):
-            result[rows] = part
-        if len(rest):
-            result[rest] = better
+    results = [np.empty((len(untrusted), *part.shape[1:])) for part in parts]
+    for result, part in zip(results, parts, strict=True):
+        result[rows] = part
+    if untrusted.any():
+        exact = by_pairs(points.for_queries(np.flatnonzero(untrusted)), tolerance)
+        for result, part in zip(results, exact, strict=True):
+            result[untrusted] = part
     return results
 
 
 def _mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) -> tuple[Sums, Floats, Booleans]:
-    """Means of standardised columns for queries in the box, their log weights, and which of them are trusted."""
+    """Means of the values, standardised, for queries in the box, their log weights, and which of them are trusted."""
     options = PRECISIONS[points.features]
     nears = [option.gradient_near if moments else option.near for option in options]
     choice = next((number for number, near in enumerate(nears) if near <= ENOUGH * tolerance), len(options) - 1)
     visible = rows_within(points.key, box.key_low, box.key_high)
-    columns = strengths(points)
+    columns = _strengths(points)
     sums = transform(points, columns, visible, box, options[choice], moments=moments)
     near = (nears[choice] + _ROUNDING * box.period.max()) * np.sqrt(np.maximum(sums.plain[0], 0))
     far = (GRADIENT_FAR if moments else FAR) * math.sqrt(columns[0].sum())
@@ -217,11 +190,9 @@ def _energy(columns: Floats) -> float:
     return max(sum(each[first : first + 2]) for first in range(0, len(each), 2))
 
 
-def strengths(points: Points) -> Floats:
-    """The weight and the weighted values, standardised, as rows: [1 + values, keys]."""
-    centre, deviation = mean_and_deviation(points.value)
-    columns = np.ones((1 + points.value.shape[1], len(points.key)))
-    columns[1:] = ((points.value - centre) / np.where(deviation > 0, deviation, 1.0)).T
+def _strengths(points: Points) -> Floats:
+    """The weight and the weighted values as rows: [1 + values, keys]."""
+    columns = np.vstack([np.ones(len(points.key)), points.value.T])
     return columns if points.weight is None else columns * points.weight
 
 

@@ -8,17 +8,16 @@ standard deviation, and the log weight by at most that number, or its own last d
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from regard.compiled.threads import spread
-from regard.engines.job import Job
 from regard.engines.kernel_sums.problem import (
     Data,
     Floats,
     Integers,
+    KernelEngine,
     Keys,
     Limits,
     Moments,
@@ -26,13 +25,8 @@ from regard.engines.kernel_sums.problem import (
     Pooled,
     Queries,
     Tree,
-    attend_points,
-    key_weights,
-    mean_and_deviation,
-    points_of,
-    reason_against,
+    standardise,
 )
-from regard.parts import Attended
 
 KEYS, QUERIES, _GROUP = 256, 64, 32
 """Keys in a block, queries in a block, blocks of keys in a group."""
@@ -40,6 +34,8 @@ _FEW = 256
 """Number of queries up to which sorting the keys does not pay off."""
 _FLOAT32_TOLERANCE, _LARGEST_VALUE = 1e-6, 5.0
 """The least tolerance that float32 can keep, if no value is farther from the mean than so many standard deviations."""
+_LARGEST_CODE = 2**24
+"""Largest code of a category that float32 can represent with all smaller ones; above, different codes collide."""
 _FLOAT32_FROM, _FLOAT32_FROM_COMPACT = 0.1, 0.2
 """The summed weight from which float32 has enough digits: below it, a query has only far keys. For a compact
 kernel, the mean weight of all keys visited: at its edge, where 1 - u² loses digits, they have too few."""
@@ -49,40 +45,23 @@ FLOAT32, FLOAT64 = "pairs: float32 loops, float64 for far queries", "pairs: floa
 """The algorithms of this engine."""
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(KernelEngine):
     """Kernels under softmax, in memory q + k, to a tolerance relative to the spread of the values."""
 
-    tolerance: float = 1e-6
     name = "pairs"
 
-    def __post_init__(self) -> None:
-        check_tolerance(self.tolerance)
+    def _algorithm(self, points: Points) -> str:
+        return algorithm(points, self.tolerance)
 
-    def refuses(self, job: Job) -> str | None:
-        return reason_against("pairs", job)
-
-    def algorithm(self, job: Job) -> str:
-        names = {algorithm(points, self.tolerance) for _, points in points_of(job, key_weights(job))}
-        return ", or ".join(sorted(names))
-
-    def attend(self, job: Job) -> Tensor:
-        return self.attend_parts(job).mean
-
-    def attend_parts(self, job: Job) -> Attended:
-        return attend_points(job, lambda points: pool(points, self.tolerance))
+    def _pool(self, points: Points) -> Pooled:
+        return pool(points, self.tolerance)
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
     """What `pool` runs, or `moments`."""
-    float32_from, _ = precision(standardise(points)[0], tolerance, moments)
+    points = replace(points, value=standardise(points.value)[0])
+    float32_from, _ = _precision(points, tolerance, moments)
     return FLOAT64 if float32_from == math.inf else FLOAT32
-
-
-def check_tolerance(tolerance: float) -> None:
-    """It is a fraction of the standard deviation."""
-    if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
 
 
 def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Pooled:
@@ -90,8 +69,8 @@ def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Poole
 
     Without `skip`, no pair is skipped, however far: to measure the cost of a pair.
     """
-    standard, centre, deviation = standardise(points)
-    means, log_weight = _sum_pairs(standard, tolerance, moments=False, skip=skip)
+    value, centre, deviation = standardise(points.value)
+    means, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=False, skip=skip)
     return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, means * deviation + centre), log_weight)
 
 
@@ -100,8 +79,8 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
 
     The tolerance is in bandwidths for the offset and its square, times the deviation of the value for the product.
     """
-    standard, centre, deviation = standardise(points)
-    means, log_weight = _sum_pairs(standard, tolerance, moments=True)
+    value, centre, deviation = standardise(points.value)
+    means, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=True)
     features, values = points.features, points.value.shape[1]
     mean, rest = means[:, :values] * deviation + centre, means[:, values:]
     offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
@@ -117,12 +96,6 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
     return Moments(log_weight, np.where((log_weight == -math.inf)[:, None], 0.0, mean), offset, square, product)
 
 
-def standardise(points: Points) -> tuple[Points, Floats, Floats]:
-    """Values in standard deviations from their mean, which neither overflow nor underflow; the mean; the deviation."""
-    centre, deviation = mean_and_deviation(points.value)
-    return replace(points, value=(points.value - centre) / np.where(deviation > 0, deviation, 1.0)), centre, deviation
-
-
 def _sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Floats, Floats]:
     """Means of the values, and of the moments behind them, and log weights."""
     queries, features, values = len(points.query), points.features, points.value.shape[1]
@@ -133,7 +106,7 @@ def _sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = 
     from regard.engines.kernel_sums.pair_float32 import compile_loops  # here, because Numba takes a second to import
 
     heaviest = 1.0 if points.weight is None else float(points.weight.max())
-    query_order, data = sort_points(points, heaviest, precision(points, tolerance, moments), skip=skip)
+    query_order, data = sort_points(points, heaviest, _precision(points, tolerance, moments), skip=skip)
     run = compile_loops(points, moments)
     blocks = len(data.queries.starts) - 1
     size = max(1, -(-blocks // 128))
@@ -145,7 +118,7 @@ def _sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = 
     return sums[:, 1:] / total[:, None], np.where(sees, shift + np.log(total) + math.log(heaviest), -math.inf)
 
 
-def precision(points: Points, tolerance: float, moments: bool) -> tuple[float, float]:
+def _precision(points: Points, tolerance: float, moments: bool) -> tuple[float, float]:
     """The summed weight from which float32 is precise enough, and the fraction of the weight that may be left out.
 
     What is left out may be the value farthest from the mean, while the tolerance is in standard deviations.
@@ -153,7 +126,17 @@ def precision(points: Points, tolerance: float, moments: bool) -> tuple[float, f
     profile = points.kernel.profile
     farthest = float(np.abs(points.value).max(initial=1.0))
     light = points.weight is not None and profile.compact
-    exact = moments or tolerance < _FLOAT32_TOLERANCE or farthest > _LARGEST_VALUE or light or not profile.float32
+    large_codes = any(
+        np.abs(code).max(initial=0) > _LARGEST_CODE for code in (points.query_code, points.key_code) if code is not None
+    )
+    exact = (
+        moments
+        or tolerance < _FLOAT32_TOLERANCE
+        or farthest > _LARGEST_VALUE
+        or light
+        or large_codes
+        or not profile.float32
+    )
     float32_from = math.inf if exact else _FLOAT32_FROM_COMPACT if profile.compact else _FLOAT32_FROM
     # What is left out of moments counts times its distance squared.
     return float32_from, 0.25 * tolerance / farthest * (tolerance if moments else 1.0)
@@ -165,10 +148,10 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
     query_code = np.zeros((len(query), 0)) if points.query_code is None else points.query_code
     key_code = np.zeros((len(key), 0)) if points.key_code is None else points.key_code
     scale = np.sqrt(2 * (points.slope + points.jump))  # so that codes separate points as coordinates do
-    query_order, query_starts = neighbours(np.hstack([query, query_code * scale]), QUERIES)
+    query_order, query_starts = _sort_into_blocks(np.hstack([query, query_code * scale]), QUERIES)
     # For few queries, sorting all keys takes longer than visiting them.
     if len(query) > _FEW:
-        key_order, starts = neighbours(np.hstack([key, key_code * scale]), KEYS)
+        key_order, starts = _sort_into_blocks(np.hstack([key, key_code * scale]), KEYS)
     else:
         key_order, starts = np.arange(len(key)), _block_starts(len(key), KEYS)
     own = np.full(len(query), -1)
@@ -187,22 +170,17 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
         Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own),
         Keys(coordinates, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, column32),
         _make_tree(np.vstack([coordinates, codes]), starts),
-        Limits(
-            float32_from,
-            left_out / float(mass.sum()) if skip else -1.0,
-            points.weight is not None,
-            points.own is not None,
-        ),
+        Limits(float32_from, left_out / float(mass.sum()) if skip else -1.0, points.weight is not None),
     )
 
 
-def neighbours(points: Floats, size: int) -> tuple[Integers, Integers]:
+def _sort_into_blocks(points: Floats, size: int) -> tuple[Integers, Integers]:
     """An order in which near points are near, and where blocks of at most `size` start in it, and the end."""
     count, features = points.shape
     if features == 1:
         order = np.argsort(points[:, 0], kind="stable")
     else:
-        order = split(points, np.arange(count), size) if features else np.arange(count)
+        order = _split(points, np.arange(count), size) if features else np.arange(count)
     return order, _block_starts(count, size)
 
 
@@ -211,7 +189,7 @@ def _block_starts(count: int, size: int) -> Integers:
     return np.append(np.arange(0, count, size), count)
 
 
-def split(points: Floats, order: Integers, size: int) -> Integers:
+def _split(points: Floats, order: Integers, size: int) -> Integers:
     """Halve along the widest side, at a multiple of the block size, until one block is left."""
     if len(order) <= size:
         return order
@@ -219,7 +197,7 @@ def split(points: Floats, order: Integers, size: int) -> Integers:
     side = np.argmax(some.max(axis=0) - some.min(axis=0))
     middle = math.ceil(math.ceil(len(order) / size) / 2) * size
     halves = order[np.argpartition(some[:, side], middle)]
-    return np.concatenate([split(points, halves[:middle], size), split(points, halves[middle:], size)])
+    return np.concatenate([_split(points, halves[:middle], size), _split(points, halves[middle:], size)])
 
 
 def _make_tree(points: Floats, starts: Integers) -> Tree:

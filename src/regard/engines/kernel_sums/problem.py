@@ -7,9 +7,9 @@ The weight between a query and a key is
 where the last factor is that of the categorical columns, if there are any (`regard.kernels.Mixed`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -132,7 +132,6 @@ class Limits(NamedTuple):
     float32_from: float  # the summed weight from which it is; of a compact kernel, the mean weight of the keys visited
     skipped: float  # a block is skipped if its largest weight is at most this fraction of the sum so far
     weighted: bool  # whether keys have different weights
-    leaves_out: bool  # whether some query must not see some key
 
 
 class Data(NamedTuple):
@@ -154,15 +153,55 @@ def log_kernel(kernel: type[Kernel], square: Floats) -> Floats:
     return np.where(inside, np.log(profile.arithmetic(np.sqrt(square), square)), -np.inf)
 
 
-def mean_and_deviation(value: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of the columns; of a constant one its value and 0, so that it stays exact."""
+def standardise(value: Floats) -> tuple[Floats, Floats, Floats]:
+    """Columns in standard deviations from their mean, which neither overflow nor underflow; the means; the deviations.
+
+    Of a constant column these are 0, its value and 0, so that it stays exact.
+    """
     if not len(value):
-        return np.zeros(value.shape[1]), np.zeros(value.shape[1])
+        return value, np.zeros(value.shape[1]), np.zeros(value.shape[1])
     constant = value.min(axis=0) == value.max(axis=0)
-    return np.where(constant, value[0], value.mean(axis=0)), np.where(constant, 0.0, value.std(axis=0))
+    mean, deviation = np.where(constant, value[0], value.mean(axis=0)), np.where(constant, 0.0, value.std(axis=0))
+    return (value - mean) / np.where(constant, 1.0, deviation), mean, deviation
 
 
-def reason_against(engine: str, job: Job) -> str | None:
+@dataclass(frozen=True)
+class KernelEngine:
+    """What `Pairs` and `Gauss` share: a job of `attend` as one problem for each index of the leading dimensions."""
+
+    tolerance: float = 1e-6  # a fraction of the standard deviation of the values
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance must be at least 0 and below 1, got {self.tolerance}")
+
+    def refuses(self, job: Job) -> str | None:
+        return _reason_against(self.name, job)
+
+    def algorithm(self, job: Job) -> str:
+        names = {self._algorithm(points) for _, points in _points_of(job, _key_weights(job))}
+        return ", or ".join(sorted(names))
+
+    def attend(self, job: Job) -> Tensor:
+        return self.attend_parts(job).mean
+
+    def attend_parts(self, job: Job) -> Attended:
+        masked = _key_weights(job)
+        mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
+        for lead, points in _points_of(job, masked):
+            mean[lead], log_weight[lead] = self._pool(points)
+        dtype = job.value.dtype
+        return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + masked.highest).to(dtype))
+
+    def _algorithm(self, points: Points) -> str:
+        raise NotImplementedError
+
+    def _pool(self, points: Points) -> Pooled:
+        raise NotImplementedError
+
+
+def _reason_against(engine: str, job: Job) -> str | None:
     """Why an engine for kernels cannot do a job; None if it can."""
     if _kernel_of(job) is None:
         return f"{engine} needs one of the kernels in regard.scores, got {job.score!r}"
@@ -219,20 +258,10 @@ class _KeyWeights(NamedTuple):
     visible: Booleans  # [keys]
 
 
-def attend_points(job: Job, pool: Callable[[Points], Pooled]) -> Attended:
-    """A job as one problem for each index of the leading dimensions."""
-    masked = key_weights(job)
-    mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
-    for lead, points in points_of(job, masked):
-        mean[lead], log_weight[lead] = pool(points)
-    dtype = job.value.dtype
-    return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + masked.highest).to(dtype))
-
-
-def points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...], Points]]:
+def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...], Points]]:
     """The index in the leading dimensions, and the problem there."""
     kernel = _kernel_of(job)
-    assert kernel is not None  # `reason_against` was asked before
+    assert kernel is not None  # `_reason_against` was asked before
     mixed = job.score if isinstance(job.score, Mixed) else None
     columns = len(mixed.jump) if mixed else 0
     with torch.no_grad():
@@ -265,7 +294,7 @@ def points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...], 
         )
 
 
-def key_weights(job: Job) -> _KeyWeights:
+def _key_weights(job: Job) -> _KeyWeights:
     """What the masks of a job make of its keys."""
     if not any(isinstance(part, Tensor) for part in parts_of(job.mask)) or not job.keys:
         return _KeyWeights(None, 0.0, np.ones(job.keys, bool))
