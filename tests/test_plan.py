@@ -99,7 +99,7 @@ def test_what_runs_is_what_the_plan_says(score_name, mask_name, shape_name, ran)
     tensors = [x.detach() for x in tensors]
     check(ran, tensors, **given, dropout=0.2)
     for engine in OTHER_ENGINES:
-        job = attending.checked(*tensors, given["score"], given["mask"], weighing.softmax, 0.0)
+        job = attending.make_job(*tensors, given["score"], given["mask"], weighing.softmax, 0.0)
         name = engine if isinstance(engine, str) else engine.name
         if not attending.ENGINES[name].refuses(job):
             plan = check(ran, tensors, **given, engine=engine)

@@ -115,20 +115,20 @@ def attend(
     usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
     if usual and (mask is None or mask is causal):
         assert isinstance(score, Dot)
-        mean = plain(query, key, value, score, mask is causal)
+        mean = _attend_unchecked(query, key, value, score, mask is causal)
         if mean is not None:
             return mean
-    job = checked(query, key, value, score, mask, weigh, dropout)
+    job = make_job(query, key, value, score, mask, weigh, dropout)
     if engine is None:
         return ENGINES[choose(job).engine].attend(job)
     return _engine_for(engine, job).attend(job)
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
+def _attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
     """The usual case without checks, or None: what `flash` does with tensors that need no preparation."""
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if tensors and not transforming():
-        return flash.straight(query, key, value, None if score.scaled else 1.0, is_causal)
+        return flash.attend_unchecked(query, key, value, None if score.scaled else 1.0, is_causal)
     return None
 
 
@@ -144,7 +144,7 @@ def attend_parts(
     >>> parts.mean.shape, parts.log_weight.shape
     (torch.Size([3, 2]), torch.Size([3]))
     """
-    job = checked(query, key, value, score, mask, softmax, 0.0)
+    job = make_job(query, key, value, score, mask, softmax, 0.0)
     return Dense().attend_parts(job) if _choose_parts(job).engine == "dense" else Stream().attend_parts(job)
 
 
@@ -169,7 +169,7 @@ def look(
     >>> found.index.tolist(), [round(w, 3) for w in found.weight[0].tolist()]
     ([[1, 2]], [0.989, 0.011])
     """
-    job = checked(query, key, key, score, mask, softmax, 0.0)
+    job = make_job(query, key, key, score, mask, softmax, 0.0)
     if top is not None:
         return Look(*top_weights(job, positive("top", top)))
     size = job.pairs * query.element_size()
@@ -201,7 +201,7 @@ def plan(
     >>> regard.plan(x, x, x).engine
     'flash'
     """
-    job = checked(query, key, value, score, mask, weigh, dropout)
+    job = make_job(query, key, value, score, mask, weigh, dropout)
     scores_of(score, query[..., :1, :], key[..., :1, :])  # raises what attend would raise
     if engine is None:
         chosen = choose(job)
@@ -225,7 +225,7 @@ def choose(job: Job) -> Plan:
             return Plan("pairs", f"{job.pairs:,} pairs of a kernel, without gradients: in one fused pass")
     if is_inner_product(job.score):
         return _choose_inner_product(job)
-    if small(job):
+    if fits_dense(job):
         return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
 
@@ -253,7 +253,7 @@ def _choose_inner_product(job: Job) -> Plan:
 
 def _choose_parts(job: Job) -> Plan:
     """The engine for a job of which the log weights are needed too."""
-    if small(job) or transforming():
+    if fits_dense(job) or transforming():
         return Plan("dense", f"the matrix is small, {job.pairs:,} pairs, or torch.func transforms the program")
     return Plan("stream", f"{job.pairs:,} pairs: by blocks, without the matrix")
 
@@ -284,7 +284,7 @@ def kernel_moments(points: Points, tolerance: float = 1e-6) -> Moments:
     return _KERNEL_SUMS[_choose_sums(points, tolerance).engine].moments(points, tolerance)
 
 
-def small(job: Job) -> bool:
+def fits_dense(job: Job) -> bool:
     """Whether the matrix is cheaper than computing without it."""
     return job.pairs * job.width <= _DENSE_LIMIT
 
@@ -308,7 +308,7 @@ def _engine_for(requested: str | Engine, job: Job) -> Engine:
     return engine
 
 
-def checked(
+def make_job(
     query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Mask | None, weigh: Weighing, dropout: float
 ) -> Job:
     """The job, if everything fits together; else an error says what must hold and what was got."""
@@ -331,7 +331,7 @@ def checked(
         if isinstance(part, Tensor) and not broadcasts(part.shape, shape):
             raise ValueError(f"mask must broadcast to the scores' shape {list(shape)}, got {list(part.shape)}")
     job = Job(query, key, value, score, mask, weigh, float(dropout))
-    _check_probes(job)
+    _check_mask_corners(job)
     return job
 
 
@@ -360,20 +360,20 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
         raise ValueError(f"leading dimensions of query, key and value must broadcast, got {got}") from None
 
 
-def _check_probes(job: Job) -> None:
+def _check_mask_corners(job: Job) -> None:
     """A part of the mask must be boolean or a bias of the query's dtype, on its device, with fitting dimensions."""
-    corner = torch.Size([*job.leading, min(2, job.queries), min(2, job.keys)])
-    for probe in job.probes:
-        if probe.dtype not in (torch.bool, job.query.dtype):
+    expected = torch.Size([*job.leading, min(2, job.queries), min(2, job.keys)])
+    for corner in job.mask_corners:
+        if corner.dtype not in (torch.bool, job.query.dtype):
             raise TypeError(
-                f"mask must be boolean (True = may look) or a bias of dtype {job.query.dtype}, got dtype {probe.dtype}"
+                f"mask must be boolean (True = may look) or a bias of dtype {job.query.dtype}, got dtype {corner.dtype}"
             )
-        if probe.device != job.query.device:
-            raise ValueError(f"mask must be on the query's device, {job.query.device}, got {probe.device}")
-        if not broadcasts(probe.shape, corner):
+        if corner.device != job.query.device:
+            raise ValueError(f"mask must be on the query's device, {job.query.device}, got {corner.device}")
+        if not broadcasts(corner.shape, expected):
             raise ValueError(
                 f"a mask must fit the leading dimensions of the scores, {list(job.leading)},"
-                f" got one with {list(probe.shape[:-2])}"
+                f" got one with {list(corner.shape[:-2])}"
             )
 
 

@@ -111,7 +111,7 @@ def test_every_engine_and_weighing_agrees_with_the_definition(score_name, mask_n
 )
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_engines_drop_the_same_weights_forward_and_backward(score_name, share):
-    first, second = dropout.row_keys(
+    first, second = dropout.row_hashes(
         drawn_seed(), torch.arange(math.prod(LEADING)).view(*LEADING, 1, 1), torch.arange(QUERIES).unsqueeze(-1)
     )
     kept = dropout.keep_mask(share, first, second, torch.arange(KEYS))

@@ -98,7 +98,7 @@ def test_dropout_uses_the_hash_of_the_engines(monkeypatch):
 
     x = rand(2, 5, 3)
     monkeypatch.setattr(dropout, "draw_seed", lambda: 3**37)
-    first, second = dropout.row_keys(3**37, torch.tensor(0), torch.arange(10).unsqueeze(-1))
+    first, second = dropout.row_hashes(3**37, torch.tensor(0), torch.arange(10).unsqueeze(-1))
     kept = dropout.keep_mask(0.4, first, second, torch.arange(3)).view(2, 5, 3)
     expected = torch.where(kept, x / 0.6, 0.0)
     assert_close(hashed_dropout.dropped(x, 0.4), expected)

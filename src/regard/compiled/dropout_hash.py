@@ -2,7 +2,7 @@
 
 Any block of the mask can be computed alone, in forward and again in backward, on any device, and all
 engines drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
-hash-prospector), with a second word of the row's key added in its middle. `compiled/math.py` has the
+hash-prospector), with a second word of the row's hash added in its middle. `compiled/math.py` has the
 same function for compiled loops.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 WORD = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
-OTHER = 0x9E3779B9  # makes the second word of a row's key unlike the first
+OTHER = 0x9E3779B9  # makes the second word of a row's hash unlike the first
 
 
 def draw_seed() -> int:
@@ -29,14 +29,14 @@ def keep_scale(dropout: float) -> float:
     return 0.0 if dropout == 1 else 1 / (1 - dropout)
 
 
-def row_keys(seed: int, head: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+def row_hashes(seed: int, head: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words that identify a row of the mask, from the broadcast head and query indices."""
     low, high = seed & WORD, (seed >> 32) & WORD
     return tuple(mix(mix(head + word) + query) for word in (low, high ^ OTHER))  # type: ignore[return-value]
 
 
 def keep_mask(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:
-    """True for weights that are not dropped. Row keys `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
+    """True for weights that are not dropped. Row hashes `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
     if dropout == 1:
         return (first + key) < 0
     return _scramble(first + key, second) >= threshold(dropout)

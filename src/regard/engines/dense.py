@@ -49,7 +49,7 @@ class Dense:
         return (weight @ job.value).to(job.value.dtype)
 
     def attend_parts(self, job: Job) -> Attended:
-        scores = logits(job)
+        scores = masked_scores(job)
         empty = all_masked(scores)
         scores = scores.masked_fill(empty, 0.0)
         log_weight = torch.logsumexp(scores, dim=-1, keepdim=True) if job.keys else scores.sum(dim=-1, keepdim=True)
@@ -57,7 +57,7 @@ class Dense:
         return Attended(weight @ job.value, log_weight.masked_fill(empty, -math.inf).squeeze(-1))
 
 
-def logits(job: Job, rows: slice | None = None) -> Tensor:
+def masked_scores(job: Job, rows: slice | None = None) -> Tensor:
     """Masked scores of some queries, by default all, `[..., q, k]`."""
     rows = rows or slice(0, job.queries)
     scores = masked(scores_of(job.score, job.query[..., rows, :], job.key), job.mask_blocks(rows, slice(0, job.keys)))
@@ -66,7 +66,7 @@ def logits(job: Job, rows: slice | None = None) -> Tensor:
 
 def weights(job: Job, rows: slice | None = None) -> Tensor:
     """The weights of some queries, by default all: the matrix itself, `[..., q, k]`."""
-    scores = logits(job, rows)
+    scores = masked_scores(job, rows)
     weight = job.weigh(scores)
     if not isinstance(weight, Tensor) or weight.shape != scores.shape:
         got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__

@@ -63,13 +63,13 @@ class Flash:
         mean = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=job.dropout, scale=scale
         )
-        if _suspect(mean) and not bounded(query, key, scale):
+        if _may_be_wrong(mean) and not bounded(query, key, scale):
             return Stream().attend(job)
         mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
         return mean.to(job.value.dtype)
 
 
-def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_causal: bool) -> Tensor | None:
+def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_causal: bool) -> Tensor | None:
     """The same for tensors that torch's kernel accepts as they are, without a `Job`; None if they need one.
 
     For one new query and cached keys, the checks of a job take as long as the attention itself.
@@ -83,8 +83,8 @@ def straight(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_
     mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
     few = mean.numel() <= FEW and not is_causal and not compiling()
     smallest = torch.linalg.vector_norm(mean.detach(), -math.inf) if few else None
-    doubtful = _suspect(mean) if smallest is None else not smallest > 0  # NaN is not > 0
-    return None if doubtful else mean
+    may_be_wrong = _may_be_wrong(mean) if smallest is None else not smallest > 0  # NaN is not > 0
+    return None if may_be_wrong else mean
 
 
 def _folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
@@ -121,7 +121,7 @@ def mask_elements(job: Job) -> int:
     """Number of elements of the mask if it is built: `padding`, for example, has no more than lengths × keys."""
     if job.mask is None or job.mask is causal or not job.pairs:
         return 0
-    *leading, rows, columns = broadcast(*(probe.shape for probe in job.probes))
+    *leading, rows, columns = broadcast(*(corner.shape for corner in job.mask_corners))
     return math.prod(leading) * (job.queries if rows > 1 else 1) * (job.keys if columns > 1 else 1)
 
 
@@ -133,7 +133,7 @@ def _too_wide(job: Job) -> bool:
         return reach(*centred(*job.score.as_distance(job.query, job.key))) > DOT_LIMIT
 
 
-def _suspect(mean: Tensor) -> bool:
+def _may_be_wrong(mean: Tensor) -> bool:
     """Whether the first number of some row is 0 or NaN, so that the row may be wrong.
 
     torch's CPU kernel turns a row of NaN into 0 (pytorch#141128), and a masked key into NaN.

@@ -3,8 +3,8 @@
 A task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where torch's matrix
 products and the Numba loops of `fused_loops.py` take turns on them:
 
-    forward     scores = q kᵀ;  soften;  sums = sums · decay + weights v
-    backward    scores = q kᵀ;  gradient = mean' vᵀ;  soften_backward;
+    forward     scores = q kᵀ;  softmax_block;  sums = sums · decay + weights v
+    backward    scores = q kᵀ;  gradient = mean' vᵀ;  softmax_block_backward;
                 v' += weightsᵀ mean';  q' += gradient k;  k' += gradientᵀ q
 
 Results are the same to the bit from run to run: tasks write to memory of their own, and where several
@@ -40,7 +40,7 @@ BLOCK = (512, 512)
 """Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""
 
 
-class _Pairing(Protocol):
+class _BlockScore(Protocol):
     """How a block of scores is computed from vectors, and its gradient is propagated to them.
 
     Queries are passed through `prepare` first, once for all blocks of keys.
@@ -56,7 +56,7 @@ class _Pairing(Protocol):
 
 
 @dataclass(frozen=True)
-class _Products:
+class _DotScore:
     """scale · query · key"""
 
     scale: float
@@ -74,7 +74,7 @@ class _Products:
         key_grad.baddbmm_(score_grad.mT, query)
 
 
-class _Distances:
+class _DistanceScore:
     """-½‖query - key‖², from the differences of float64 coordinates"""
 
     def prepare(self, query: Tensor) -> Tensor:
@@ -82,7 +82,9 @@ class _Distances:
 
     def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
         for head in range(len(out)):
-            loops.distances(*_two_words(query[head], out.dtype), *_two_words(key[head], out.dtype), out[head].numpy())
+            loops.distances(
+                *_split_precision(query[head], out.dtype), *_split_precision(key[head], out.dtype), out[head].numpy()
+            )
 
     def add_gradients(
         self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
@@ -91,13 +93,13 @@ class _Distances:
         # points.
         to_query, to_key = score_grad.new_zeros(query.mT.shape), score_grad.new_zeros(key.mT.shape)
         for head in range(len(score_grad)):
-            words = *_two_words(query[head], score_grad.dtype), *_two_words(key[head], score_grad.dtype)
+            words = *_split_precision(query[head], score_grad.dtype), *_split_precision(key[head], score_grad.dtype)
             loops.distances_backward(score_grad[head].numpy(), *words, to_query[head].numpy(), to_key[head].numpy())
         query_grad.add_(to_query.mT)
         key_grad.add_(to_key.mT)
 
 
-def _two_words(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
+def _split_precision(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
     """Coordinates [features, points] rounded to a dtype, and the rounding errors."""
     points = points.T.contiguous()
     rounded = points.to(dtype)
@@ -130,12 +132,12 @@ class ScoreBlock(NamedTuple):
 class HeadBlocks:
     """What is the same for every block of every head."""
 
-    pairing: _Pairing
+    score: _BlockScore
     mask: Mask | None
     shape: torch.Size  # of the scores, [..., q, k]
     block: tuple[int, int]
     dropout: float
-    row_keys: list[Words]  # of the dropout hash, [heads, q] each
+    row_hashes: list[Words]  # of the dropout hash, [heads, q] each
     head_index: NDArray[np.int64]  # [heads, leading dimensions]
 
     def tasks(self, rows: int) -> list[Task]:
@@ -163,7 +165,7 @@ class HeadBlocks:
                 continue
             size = columns.stop - columns.start
             scores = scratch.block(0, (heads, rows, size), dtype)
-            self.pairing.scores(query, key[:, columns], scores)
+            self.score.scores(query, key[:, columns], scores)
             for part in mask_blocks:
                 if part.dtype == torch.bool:
                     scores.masked_fill_(part, -math.inf)
@@ -202,7 +204,7 @@ class HeadBlocks:
 
     def row_dropout(self, task: Task, dtype: torch.dtype) -> RowDropout:
         """The dropout of the rows of a task."""
-        first, second = (keys[task].ravel() for keys in self.row_keys)
+        first, second = (hashes[task].ravel() for hashes in self.row_hashes)
         number = np.float32 if dtype == torch.float32 else np.float64
         threshold = np.uint32(dropout_hash.threshold(self.dropout))
         return RowDropout(first, second, threshold, number(dropout_hash.keep_scale(self.dropout)))
@@ -213,22 +215,22 @@ def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Te
 
     Bandwidths and projections get their gradients by autograd, outside.
     """
-    pairing: _Pairing
+    score: _BlockScore
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
-        pairing = _Distances()
+        score = _DistanceScore()
     else:
         assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
         query, key = query.to(job.query.dtype), key.to(job.query.dtype)
-        pairing = _Products(scale)
+        score = _DotScore(scale)
     index = np.indices(job.leading).reshape(len(job.leading), math.prod(job.leading)).T  # [heads, leading dimensions]
     heads, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(job.queries if job.dropout else 0)
-    row_keys = [keys.numpy().astype(np.uint32) for keys in dropout_hash.row_keys(seed, heads, queries)]
+    row_hashes = [hashes.numpy().astype(np.uint32) for hashes in dropout_hash.row_hashes(seed, heads, queries)]
     query, key, value = (
         x.expand(*job.leading, *x.shape[-2:]).reshape(len(index), *x.shape[-2:]) for x in (query, key, job.value)
     )
-    return HeadBlocks(pairing, job.mask, job.shape, block, job.dropout, row_keys, index), query, key, value
+    return HeadBlocks(score, job.mask, job.shape, block, job.dropout, row_hashes, index), query, key, value
 
 
 def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
@@ -317,16 +319,16 @@ def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) ->
     # The rows of a task are contiguous: these arrays are views.
     sums = RowSums(*(x.flatten(0, 1).numpy() for x in (heads.largest[task], heads.total[task], mean)))
     dropout = blocks.row_dropout(task, value.dtype)
-    query = blocks.pairing.prepare(query.contiguous())
+    query = blocks.score.prepare(query.contiguous())
     for block in blocks.score_blocks(task, query, key, scratch, value.dtype):
-        loops.soften(block.array, block.visible, sums, dropout, block.columns.start)
+        loops.softmax_block(block.array, block.visible, sums, dropout, block.columns.start)
         mean.baddbmm_(block.scores, value[:, block.columns])
     loops.normalise(sums.total, sums.weighted)
 
 
 def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradients, scratch: Scratch) -> None:
     """Add the contribution of the queries of a task to the gradients; those of keys and values are the task's own."""
-    query = blocks.pairing.prepare(heads.query[task].contiguous())
+    query = blocks.score.prepare(heads.query[task].contiguous())
     key, value, mean_grad = heads.key[task.heads], heads.value[task.heads], grads.mean[task].contiguous()
     rows = RowGradients(*(x[task].flatten().numpy() for x in (heads.largest, heads.total, grads.offset)))
     dropout = blocks.row_dropout(task, value.dtype)
@@ -334,8 +336,8 @@ def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradien
         columns, weight = block.columns, block.scores
         score_grad = scratch.block(1, weight.shape, value.dtype)
         torch.bmm(mean_grad, value[:, columns].mT, out=score_grad)
-        loops.soften_backward(
+        loops.softmax_block_backward(
             block.array, score_grad.flatten(0, 1).numpy(), block.visible, rows, dropout, columns.start
         )
         grads.value[:, columns].baddbmm_(weight.mT, mean_grad)
-        blocks.pairing.add_gradients(score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])
+        blocks.score.add_gradients(score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])

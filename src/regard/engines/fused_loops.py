@@ -42,9 +42,9 @@ class RowDropout(NamedTuple):
 
 
 @njit(fastmath=EXACT)
-def difference(here: Float, there: Float, rest: Float, other_rest: Float) -> Float:
-    """there - here, for numbers stored in two words."""
-    return (there - here) + (other_rest - rest)
+def difference(first: Float, second: Float, first_rest: Float, second_rest: Float) -> Float:
+    """second - first, for numbers stored in two words."""
+    return (second - first) + (second_rest - first_rest)
 
 
 @compiled(nogil=True, fastmath=EXACT)
@@ -89,7 +89,7 @@ def distances_backward(
 
 
 @compiled(nogil=True, fastmath=SUM)
-def soften(block: Floats, visible: Counts, sums: RowSums, dropout: RowDropout, start: int) -> None:
+def softmax_block(block: Floats, visible: Counts, sums: RowSums, dropout: RowDropout, start: int) -> None:
     """Scores become exp(score - largest), with dropout; the running sums are updated.
 
     visible   [rows]  number of keys of the block, the first ones, that each row sees; the others become 0
@@ -138,13 +138,13 @@ def normalise(total: Floats, weighted: Floats) -> None:
 
 
 @compiled(nogil=True, fastmath=SUM)
-def soften_backward(
+def softmax_block_backward(
     block: Floats, gradient: Floats, visible: Counts, rows: RowGradients, dropout: RowDropout, start: int
 ) -> None:
     """Scores become the weights that multiplied the values; gradients by weight become gradients by score.
 
     gradient         [rows, keys]  in: mean' · value, out: d loss / d score
-    visible, start   as for `soften`
+    visible, start   as for `softmax_block`
     """
     zero = block.dtype.type(0)
     for i in range(block.shape[0]):

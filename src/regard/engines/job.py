@@ -46,13 +46,13 @@ class Job:
     dropout: float = 0.0
 
     leading: torch.Size = field(init=False)  # broadcast
-    probes: list[Tensor] = field(init=False)  # each part of the mask for two queries and keys: its dtype and its axes
+    mask_corners: list[Tensor] = field(init=False)  # each part of the mask for 2 queries and keys: its dtype and axes
 
     def __post_init__(self) -> None:
         # Fields, because torch.compile cannot see through the lock of `functools.cached_property`.
         object.__setattr__(self, "leading", broadcast(*(x.shape[:-2] for x in (self.query, self.key, self.value))))
         corner = slice(0, min(2, self.queries)), slice(0, min(2, self.keys))
-        object.__setattr__(self, "probes", self.mask_blocks(*corner))
+        object.__setattr__(self, "mask_corners", self.mask_blocks(*corner))
 
     def mask_blocks(self, rows: slice, columns: slice) -> list[Tensor]:
         """Each part of the mask for some queries and keys, at its own broadcast shape."""
@@ -113,7 +113,7 @@ def dropout_factor(shape: torch.Size, dropout: float, seed: int, rows: slice, co
     heads = torch.arange(math.prod(shape[:-2]), device=device).view(*shape[:-2], 1, 1)  # [..., 1, 1]
     query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)  # [rows, 1]
     key = torch.arange(columns.start, columns.stop, device=device)
-    mask = dropout_hash.keep_mask(dropout, *dropout_hash.row_keys(seed, heads, query), key)
+    mask = dropout_hash.keep_mask(dropout, *dropout_hash.row_hashes(seed, heads, query), key)
     return mask.to(like.dtype) * dropout_hash.keep_scale(dropout)
 
 

@@ -102,7 +102,7 @@ def fusible(job: Job) -> bool:
 
 def mask_gradient(job: Job) -> bool:
     """Whether a part of the mask is a bias that needs a gradient."""
-    return torch.is_grad_enabled() and any(probe.requires_grad for probe in job.probes)
+    return torch.is_grad_enabled() and any(corner.requires_grad for corner in job.mask_corners)
 
 
 def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:

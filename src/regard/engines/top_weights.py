@@ -61,7 +61,7 @@ def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     def run(task: fused.Task) -> None:
         # Rows of a task are contiguous: these arrays are views.
         top_score, top_key, peak, summed = (x[task].flatten(0, 1).numpy() for x in results)
-        prepared = blocks.pairing.prepare(query[task].contiguous())
+        prepared = blocks.score.prepare(query[task].contiguous())
         for block in blocks.score_blocks(task, prepared, key[task.heads], scratch, best.dtype):
             loops.hide(block.array, block.visible)
             loops.update_top(block.array, top_score, top_key, peak, summed, block.columns.start)

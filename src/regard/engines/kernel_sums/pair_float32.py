@@ -152,7 +152,7 @@ def _add_plain(
 
 
 @njit(fastmath=EXACT, forceinline=True)
-def _add_any(
+def _add_general(
     case: Case, features: int, block: _Block, column: Floats32, skip: Integers, tile: Floats32, sums: Floats
 ) -> None:
     """The same for keys of any weight, any number of values, and queries that must leave a key out.
@@ -284,7 +284,7 @@ def _sum_float32(
             _copy_codes(keys.codes, here, size, block.key_code)
             values = keys.column32[:, here : here + size]
             if not plain:
-                _add_any(case, features, block, values, skip, tile, sums)
+                _add_general(case, features, block, values, skip, tile, sums)
             elif frame.wide:
                 _add_plain(case, features, True, False, block, values[1], sums)
             elif case.kernel == GAUSSIAN and within(box, tree.boxes[part], dimensions, _CLOSE):
