@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import regard
 from regard.masks import padding
 from regard.ops import attentive_rnn
-from regard.ops.attentive_rnn import Attention, additive_scores, attend_step, attentive_recurrence
+from regard.ops.attentive_rnn import RecurrentAttention, additive_scores, attend_step, attentive_recurrence
 
 ROWS, KEYS, HIDDEN, VALUES = 5, 11, 7, 3
 LENGTHS = torch.tensor([11, 0, 1, 6, 4])
@@ -26,7 +26,7 @@ def inputs(dtype=torch.float64, rows=ROWS, keys=KEYS, hidden=HIDDEN, values=VALU
 def additive_step(query, key, weight, value, lengths=None):
     """The mean and the weights of the first step of a recurrence whose state is the query."""
     size, zero = query.shape[1], query.new_zeros
-    attention = Attention(
+    attention = RecurrentAttention(
         key, value, weight, torch.eye(size).to(query), zero(size), zero(3 * size, value.shape[2]), lengths
     )
     gates = zero(1, len(query), 3 * size)

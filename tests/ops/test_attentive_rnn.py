@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import regard
 from regard.masks import padding
 from regard.ops import attentive_rnn
-from regard.ops.attentive_rnn import Attention, Draw, attentive_recurrence, draw_keys, recurrence
+from regard.ops.attentive_rnn import Draw, RecurrentAttention, attentive_recurrence, draw_keys, recurrence
 
 STEPS, ROWS, SIZE, HIDDEN, KEYS, ALIGN, VALUES = 7, 5, 3, 11, 13, 2, 17
 LENGTHS = torch.tensor([13, 1, 4, 0, 8])
@@ -60,7 +60,7 @@ def attention_tensors():
 def with_attention(rnn, x, start, tensors, lengths=LENGTHS):
     query, bias, key, weight, value = tensors
     gates = functional.linear(x, rnn.weight_ih_l0[:, :SIZE], rnn.bias_ih_l0)
-    parts = Attention(key, value, weight, query, bias, rnn.weight_ih_l0[:, SIZE:], lengths)
+    parts = RecurrentAttention(key, value, weight, query, bias, rnn.weight_ih_l0[:, SIZE:], lengths)
     states, attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
     assert (attended.chosen == -1).all()
     return states, attended.context, attended.weights
@@ -171,7 +171,7 @@ def gated(kind, draw, fused=True, layout=lambda x: x):
     gate, gate_bias = rand(VALUES, HIDDEN, seed=8).requires_grad_(), rand(VALUES, seed=9).requires_grad_()
     gates = functional.linear(x, rnn.weight_ih_l0[:, :SIZE], rnn.bias_ih_l0)
     maps = torch.cat([query, gate]), torch.cat([bias, gate_bias])
-    parts = Attention(key, value, weight, *maps, rnn.weight_ih_l0[:, SIZE:], LENGTHS.clamp(min=1), draw)
+    parts = RecurrentAttention(key, value, weight, *maps, rnn.weight_ih_l0[:, SIZE:], LENGTHS.clamp(min=1), draw)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attentive_rnn, "fusible", lambda *_: fused)
         states, attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)

@@ -34,7 +34,7 @@ from regard.attend import attend
 from regard.checks import fraction, positive
 from regard.layers.feed_forward import Dropout
 from regard.models.transformer import check_tokens
-from regard.ops.attentive_rnn import Attended, Attention, Draw, additive_scores, attentive_recurrence
+from regard.ops.attentive_rnn import AttentionSteps, Draw, RecurrentAttention, additive_scores, attentive_recurrence
 from regard.ops.cross_entropy import cross_entropy
 from regard.scores import Additive
 from regard.weighing import Weighing, hard, softmax
@@ -219,7 +219,7 @@ class CaptionDecoder(nn.Module):
         logits: Tensor = self.read(rows)
         return logits
 
-    def _run_decoder(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Attended]:
+    def _run_decoder(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Tensor, AttentionSteps]:
         """Vectors of the words `[batch, m, size]`, states `[batch, m, hidden]` and the results of the attention."""
         check_tokens(words, self.vocabulary)
         if len(grid) != len(words):
@@ -227,7 +227,7 @@ class CaptionDecoder(nn.Module):
         vectors, size = self.drop(self.embedding(words)), self.embedding.embedding_dim
         key, grid, start = self._prepare_grid(grid)
         cell, score, query = self.cell, self.score, self.score.query_projection
-        attention = Attention(
+        attention = RecurrentAttention(
             key,
             grid,
             score.weight,
@@ -240,7 +240,7 @@ class CaptionDecoder(nn.Module):
         gates = functional.linear(vectors.transpose(0, 1), cell.weight_ih[:, :size], cell.bias_ih)
         states, attended = attentive_recurrence(gates, start, cell.weight_hh, cell.bias_hh, attention)
         # [m, batch, …] to [batch, m, …]
-        return vectors, states.transpose(0, 1), Attended(*(part.transpose(0, 1) for part in attended))
+        return vectors, states.transpose(0, 1), AttentionSteps(*(part.transpose(0, 1) for part in attended))
 
     @torch.no_grad()
     def fit_scaling(self, grid: Tensor) -> None:

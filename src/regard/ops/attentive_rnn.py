@@ -44,21 +44,21 @@ class Draw(NamedTuple):
     expected: Tensor  # [rows]  whether a row uses the mean of all keys instead
 
 
-class Attention(NamedTuple):
+class RecurrentAttention(NamedTuple):
     """What a recurrence attends to, and the weights of its attention."""
 
     key: Tensor  # [rows, n, h]  projected
     value: Tensor  # [rows, n, v]
     score: Tensor  # [h]  w
-    state: Tensor  # [h, hidden]  from the state to the query; with a gate [h + v, hidden], to the query and the gate
-    bias: Tensor  # [h], or with a gate [h + v]
-    context: Tensor  # [gates · hidden, v]  C
+    state_to_query: Tensor  # [h, hidden]; with a gate [h + v, hidden], to the query and the gate
+    query_bias: Tensor  # [h], or with a gate [h + v]
+    context_to_gates: Tensor  # [gates · hidden, v]  C
     lengths: Tensor | None = None  # [rows]  number of keys of each row, from the first on; None: all
     draw: Draw | None = None  # None: soft attention
     activation: Callable[[Tensor], Tensor] = torch.tanh
 
 
-class Attended(NamedTuple):
+class AttentionSteps(NamedTuple):
     """The results of attention: of one step, or of all steps with a leading dimension m."""
 
     context: Tensor  # [rows, v]  c
@@ -83,8 +83,8 @@ def recurrence(gates: Tensor, start: State, weight: Tensor, bias: Tensor) -> Ten
 
 
 def attentive_recurrence(
-    gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: Attention
-) -> tuple[Tensor, Attended]:
+    gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: RecurrentAttention
+) -> tuple[Tensor, AttentionSteps]:
     """All states `[m, rows, hidden]`, and the results of the attention of all steps."""
     key, value, score = attention.key, attention.value, attention.score
     if not fusible(gates, key, value, score) or attention.activation is not torch.tanh:
@@ -92,49 +92,51 @@ def attentive_recurrence(
     states, *attended = _Recurrence.apply(  # type: ignore[no-untyped-call]
         gates,
         *_state_and_memory(start),
-        torch.cat([attention.state, weight]),
-        torch.cat([attention.bias, bias]),
+        torch.cat([attention.state_to_query, weight]),
+        torch.cat([attention.query_bias, bias]),
         attention.draw,
-        attention.context,
+        attention.context_to_gates,
         key,
         score,
         value,
         _key_counts(attention),
     )
-    return states, Attended(*attended)
+    return states, AttentionSteps(*attended)
 
 
 def _run_stepwise(
-    gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: Attention
-) -> tuple[Tensor, Attended]:
+    gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: RecurrentAttention
+) -> tuple[Tensor, AttentionSteps]:
     """The same as `attentive_recurrence`, one step after the other, by autograd."""
     state, states, attended = start, [], []
     for t, inputs in enumerate(gates):
         attended.append(attend_step(state[0], attention, t))
-        state = cell_step(inputs + functional.linear(attended[-1].context, attention.context), state, weight, bias)
+        state = cell_step(
+            inputs + functional.linear(attended[-1].context, attention.context_to_gates), state, weight, bias
+        )
         states.append(state[0])
-    return torch.stack(states), Attended(*(torch.stack(part) for part in zip(*attended, strict=True)))
+    return torch.stack(states), AttentionSteps(*(torch.stack(part) for part in zip(*attended, strict=True)))
 
 
-def attend_step(state: Tensor, attention: Attention, step: int = 0) -> Attended:
+def attend_step(state: Tensor, attention: RecurrentAttention, step: int = 0) -> AttentionSteps:
     """The attention of one step, by the state before it, `[rows, hidden]`."""
     key, value, score = attention.key, attention.value, attention.score
-    projected = functional.linear(state, attention.state, attention.bias)
+    projected = functional.linear(state, attention.state_to_query, attention.query_bias)
     query, gate = projected[:, : len(score)], projected[:, len(score) :]
     if attention.activation is torch.tanh and not torch.is_grad_enabled() and fusible(query, key, value, score):
         mean, weights = _attend_fused(projected, attention)
     else:
         scores = attention.activation(query.unsqueeze(1) + key) @ score
         if attention.lengths is not None:
-            hidden = torch.arange(key.shape[1], device=key.device) >= attention.lengths.unsqueeze(1)
-            scores = scores.masked_fill(hidden, -math.inf)
+            beyond = torch.arange(key.shape[1], device=key.device) >= attention.lengths.unsqueeze(1)
+            scores = scores.masked_fill(beyond, -math.inf)
         weights = softmax(scores)
         mean = torch.bmm(weights.unsqueeze(1), value.to(weights.dtype)).squeeze(1)
     chosen = torch.full((len(key),), -1, device=key.device)
     if attention.draw is not None:
         chosen = _choose(weights, attention.draw, step, slice(None))
         mean = _chosen_values(value, chosen, mean)
-    return Attended(torch.sigmoid(gate) * mean if gate.shape[1] else mean, weights, chosen)
+    return AttentionSteps(torch.sigmoid(gate) * mean if gate.shape[1] else mean, weights, chosen)
 
 
 def cell_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor) -> State:
@@ -142,14 +144,14 @@ def cell_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor) -> Stat
 
     As torch defines them: a GRU's reset gate applies to U s + b, and its update gate is the fraction of s that stays.
     """
-    hidden = functional.linear(state[0], weight, bias)
+    projected = functional.linear(state[0], weight, bias)
     if len(state) == 1:
         reset, update, new = gates.chunk(3, dim=-1)
-        hidden_reset, hidden_update, hidden_new = hidden.chunk(3, dim=-1)
-        update = torch.sigmoid(update + hidden_update)
-        new = torch.tanh(new + torch.sigmoid(reset + hidden_reset) * hidden_new)
+        projected_reset, projected_update, projected_new = projected.chunk(3, dim=-1)
+        update = torch.sigmoid(update + projected_update)
+        new = torch.tanh(new + torch.sigmoid(reset + projected_reset) * projected_new)
         return (new + update * (state[0] - new),)
-    enter, forget, new, output = (gates + hidden).chunk(4, dim=-1)
+    enter, forget, new, output = (gates + projected).chunk(4, dim=-1)
     memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
     return torch.sigmoid(output) * torch.tanh(memory), memory
 
@@ -178,7 +180,7 @@ def additive_scores(query: Tensor, key: Tensor, weight: Tensor, index: Tensor) -
     return out
 
 
-def _attend_fused(projected: Tensor, attention: Attention) -> tuple[Tensor, Tensor]:
+def _attend_fused(projected: Tensor, attention: RecurrentAttention) -> tuple[Tensor, Tensor]:
     """The mean `[rows, v]` and the weights `[rows, n]`, without gradients; the first h columns are the queries."""
     from regard.ops import recurrent_loops as loops
 
@@ -214,7 +216,7 @@ def _chosen_values(value: Tensor, chosen: Tensor, mean: Tensor) -> Tensor:
     return torch.where(chosen.unsqueeze(1) < 0, mean, values)
 
 
-def _key_counts(attention: Attention) -> Tensor:
+def _key_counts(attention: RecurrentAttention) -> Tensor:
     """The number of keys of each row, `[rows]` in int64; raises ValueError if a row has fewer."""
     (rows, keys), lengths = attention.key.shape[:2], attention.lengths
     if lengths is None:
@@ -237,7 +239,7 @@ def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
 class _SavedAttention(NamedTuple):
     """What backward needs of the attention."""
 
-    context: Tensor  # C
+    context_to_gates: Tensor  # C
     key: Tensor
     score: Tensor  # w
     value: Tensor
@@ -255,14 +257,14 @@ class _Saved(NamedTuple):
     weight: Tensor  # U
     states: Tensor  # [m + 1, rows, hidden]
     memory: Tensor | None  # [m + 1, rows, hidden]  of an LSTM
-    hidden: Tensor  # [m, rows, h (+ v) + gates · hidden]  U s + b, of which the gate b_t is activated
+    projected: Tensor  # [m, rows, h (+ v) + gates · hidden]  U s + b, of which the gate b_t is activated
     active: Tensor  # [m, rows, gates · hidden]  the cell's gates after their activation
     attention: _SavedAttention | None
 
     @property
     def offset(self) -> int:
-        """Query and gate are in front of the cell's gates: columns of `hidden`."""
-        return self.hidden.shape[2] - self.active.shape[2]
+        """Query and gate are in front of the cell's gates: columns of `projected`."""
+        return self.projected.shape[2] - self.active.shape[2]
 
 
 class _AttentionGradients(NamedTuple):
@@ -278,7 +280,7 @@ class _Gradients(NamedTuple):
 
     states: Tensor  # [m, rows, hidden]
     gates: Tensor  # [m, rows, gates · hidden]  of the input's part
-    hidden: Tensor  # [m, rows, h (+ v) + gates · hidden]  of U s + b
+    projected: Tensor  # [m, rows, h (+ v) + gates · hidden]  of U s + b
     start: Tensor  # [rows, hidden]  of the state, updated from step to step
     memory: Tensor | None  # [rows, hidden]  of the memory, likewise
     attention: _AttentionGradients | None
@@ -303,14 +305,14 @@ class _Recurrence(torch.autograd.Function):
             weight.contiguous(),
             states=_allocate_states(start, steps),
             memory=None if memory is None else _allocate_states(memory, steps),
-            hidden=gates.new_empty(steps, rows, len(weight)),
+            projected=gates.new_empty(steps, rows, len(weight)),
             active=gates.clone(memory_format=torch.contiguous_format),
             attention=_allocate_attention(steps, len(weight) - width, draw, *attention) if attention else None,
         )
         # A product of few rows with a wide matrix is faster if the matrix is stored in the order it is read.
         weight_t = weight.t().contiguous()
-        context_t = saved.attention.context.t().contiguous() if saved.attention else None
-        spread(lambda some: _forward_rows(saved, some, bias, weight_t, context_t), _slices_of_rows(rows))
+        context_to_gates_t = saved.attention.context_to_gates.t().contiguous() if saved.attention else None
+        spread(lambda some: _forward_rows(saved, some, bias, weight_t, context_to_gates_t), _slices_of_rows(rows))
         ctx.save_for_backward(*saved[:5], *(saved.attention[:-1] if saved.attention else ()))
         ctx.draw = draw
         if saved.attention is None:
@@ -325,30 +327,30 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, states_grad: Tensor, *attention_grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         attention = _SavedAttention(*tensors[5:])._replace(draw=ctx.draw) if len(tensors) > 5 else None
-        weight, states, memory, hidden, active = tensors[:5]
-        saved = _Saved(weight, states, memory, hidden, active, attention)
+        weight, states, memory, projected, active = tensors[:5]
+        saved = _Saved(weight, states, memory, projected, active, attention)
         gradients = _Gradients(
             states_grad.contiguous(),
             gates=torch.empty_like(active),
-            hidden=torch.empty_like(hidden),
+            projected=torch.empty_like(projected),
             start=torch.zeros_like(states[0]),
             memory=None if memory is None else torch.zeros_like(states[0]),
             attention=None if attention is None else _allocate_gradients(attention, *attention_grads[:2]),
         )
         score_grads = spread(lambda some: _backward_rows(saved, gradients, some), _slices_of_rows(active.shape[1]))
-        hidden_grad = gradients.hidden.flatten(0, 1)  # [m · rows, h (+ v) + gates · hidden]
-        weight_grad = hidden_grad.t() @ states[:-1].flatten(0, 1)
-        cell_grads = gradients.gates, gradients.start, gradients.memory, weight_grad, hidden_grad.sum(dim=0), None
+        projected_grad = gradients.projected.flatten(0, 1)  # [m · rows, h (+ v) + gates · hidden]
+        weight_grad = projected_grad.t() @ states[:-1].flatten(0, 1)
+        cell_grads = gradients.gates, gradients.start, gradients.memory, weight_grad, projected_grad.sum(dim=0), None
         if attention is None or gradients.attention is None:
             return cell_grads
-        context_grad = gradients.gates.flatten(0, 1).t() @ attention.contexts.flatten(0, 1)
+        context_to_gates_grad = gradients.gates.flatten(0, 1).t() @ attention.contexts.flatten(0, 1)
         score_grad = sum(score_grads, torch.zeros_like(attention.score))
         value_grad = None
         if ctx.needs_input_grad[9]:
             # [rows, n, m] by [rows, m, v]
             weights = _applied_weights(attention).permute(1, 2, 0)
             value_grad = torch.bmm(weights, gradients.attention.means.permute(1, 0, 2))
-        return *cell_grads, context_grad, gradients.attention.key, score_grad, value_grad, None
+        return *cell_grads, context_to_gates_grad, gradients.attention.key, score_grad, value_grad, None
 
 
 def _allocate_states(start: Tensor, steps: int) -> Tensor:
@@ -362,7 +364,7 @@ def _allocate_attention(
     steps: int,
     offset: int,
     draw: Draw | None,
-    context: Tensor,
+    context_to_gates: Tensor,
     key: Tensor,
     score: Tensor,
     value: Tensor,
@@ -370,11 +372,13 @@ def _allocate_attention(
 ) -> _SavedAttention:
     """The inputs of the attention, contiguous, with memory for its results of all steps."""
     rows, keys, size = value.shape
-    context, key, score, value, counts = (x.contiguous() for x in (context, key, score, value, counts))
+    context_to_gates, key, score, value, counts = (
+        x.contiguous() for x in (context_to_gates, key, score, value, counts)
+    )
     means = value.new_empty(steps, rows, size)
     contexts = torch.empty_like(means) if offset > len(score) else means
     weights, chosen = value.new_empty(steps, rows, keys), counts.new_full((steps, rows), -1)
-    return _SavedAttention(context, key, score, value, counts, means, contexts, weights, chosen, draw)
+    return _SavedAttention(context_to_gates, key, score, value, counts, means, contexts, weights, chosen, draw)
 
 
 def _allocate_gradients(attention: _SavedAttention, contexts_grad: Tensor, weights_grad: Tensor) -> _AttentionGradients:
@@ -392,37 +396,39 @@ def _applied_weights(attention: _SavedAttention) -> Tensor:
     return torch.where(chosen < 0, attention.weights, one_hot)
 
 
-def _forward_rows(saved: _Saved, rows: slice, bias: Tensor, weight_t: Tensor, context_t: Tensor | None) -> None:
-    """Some rows through all steps; weight_t and context_t are Uᵀ and Cᵀ."""
+def _forward_rows(
+    saved: _Saved, rows: slice, bias: Tensor, weight_t: Tensor, context_to_gates_t: Tensor | None
+) -> None:
+    """Some rows through all steps; weight_t and context_to_gates_t are Uᵀ and Cᵀ."""
     from regard.ops import recurrent_loops as loops
 
     attention, offset = saved.attention, saved.offset
     for t in range(len(saved.active)):
         before, after = saved.states[t, rows], saved.states[t + 1, rows]
-        hidden, active = saved.hidden[t, rows], saved.active[t, rows]
-        torch.addmm(bias, before, weight_t, out=hidden)
-        if attention is not None and context_t is not None:
-            _attend_forward(attention, hidden, offset, t, rows)
-            active.addmm_(attention.contexts[t, rows], context_t)
+        projected, active = saved.projected[t, rows], saved.active[t, rows]
+        torch.addmm(bias, before, weight_t, out=projected)
+        if attention is not None and context_to_gates_t is not None:
+            _attend_forward(attention, projected, offset, t, rows)
+            active.addmm_(attention.contexts[t, rows], context_to_gates_t)
         if saved.memory is None:
-            loops.gru_forward(*_arrays(active, hidden), offset, *_arrays(before, after))
+            loops.gru_forward(*_arrays(active, projected), offset, *_arrays(before, after))
         else:
-            loops.lstm_forward(*_arrays(active, hidden), offset, *_arrays(*saved.memory[t : t + 2, rows], after))
+            loops.lstm_forward(*_arrays(active, projected), offset, *_arrays(*saved.memory[t : t + 2, rows], after))
 
 
-def _attend_forward(attention: _SavedAttention, hidden: Tensor, offset: int, t: int, rows: slice) -> None:
+def _attend_forward(attention: _SavedAttention, projected: Tensor, offset: int, t: int, rows: slice) -> None:
     """The attention of some rows at step t."""
     from regard.ops import recurrent_loops as loops
 
     means, weights, value = attention.means[t, rows], attention.weights[t, rows], attention.value[rows]
     keys = loops.Keys(*_arrays(attention.key[rows], attention.score, value, attention.counts[rows]))
-    loops.additive_forward(hidden.numpy(), keys, *_arrays(means, weights))
+    loops.additive_forward(projected.numpy(), keys, *_arrays(means, weights))
     if attention.draw is not None:
         chosen = _choose(weights, attention.draw, t, rows)
         attention.chosen[t, rows] = chosen
         means.copy_(_chosen_values(value, chosen, means))
     if offset > len(attention.score):
-        gate = hidden[:, len(attention.score) : offset].sigmoid_()
+        gate = projected[:, len(attention.score) : offset].sigmoid_()
         torch.mul(means, gate, out=attention.contexts[t, rows])
 
 
@@ -434,29 +440,30 @@ def _backward_rows(saved: _Saved, gradients: _Gradients, rows: slice) -> Tensor:
     score_grad = start_grad.new_zeros(0 if attention is None else len(attention.score))
     for t in reversed(range(len(saved.active))):
         start_grad.add_(gradients.states[t, rows])
-        hidden, gates_grad, hidden_grad = saved.hidden[t, rows], gradients.gates[t, rows], gradients.hidden[t, rows]
-        active, grad, *outputs = _arrays(saved.active[t, rows], start_grad, gates_grad, hidden_grad)
+        projected, projected_grad = saved.projected[t, rows], gradients.projected[t, rows]
+        gates_grad = gradients.gates[t, rows]
+        active, grad, *outputs = _arrays(saved.active[t, rows], start_grad, gates_grad, projected_grad)
         if saved.memory is None or gradients.memory is None:
-            loops.gru_backward(active, hidden.numpy(), offset, saved.states[t, rows].numpy(), grad, *outputs)
+            loops.gru_backward(active, projected.numpy(), offset, saved.states[t, rows].numpy(), grad, *outputs)
         else:
             memory = _arrays(*saved.memory[t : t + 2, rows])
             loops.lstm_backward(active, offset, *memory, grad, gradients.memory[rows].numpy(), *outputs)
         if attention is not None and gradients.attention is not None:
             means_grad, weights_grad, key_grad = gradients.attention
-            mean_grad = means_grad[t, rows].addmm_(gates_grad, attention.context)
+            mean_grad = means_grad[t, rows].addmm_(gates_grad, attention.context_to_gates)
             if offset > len(attention.score):
-                gate, gate_grad = (x[:, len(attention.score) : offset] for x in (hidden, hidden_grad))
+                gate, gate_grad = (x[:, len(attention.score) : offset] for x in (projected, projected_grad))
                 torch.mul(mean_grad * attention.means[t, rows], gate * (1 - gate), out=gate_grad)
                 mean_grad *= gate
             if attention.draw is not None:  # a chosen value gives α no gradient
                 mean_grad = mean_grad * (attention.chosen[t, rows] < 0).unsqueeze(1)
             inputs = attention.key[rows], attention.score, attention.value[rows], attention.counts[rows]
-            grads = mean_grad, weights_grad[t, rows], hidden_grad, key_grad[rows], score_grad
+            grads = mean_grad, weights_grad[t, rows], projected_grad, key_grad[rows], score_grad
             weights = attention.weights[t, rows].numpy()
             loops.additive_backward(
-                hidden.numpy(), loops.Keys(*_arrays(*inputs)), weights, loops.AdditiveGradients(*_arrays(*grads))
+                projected.numpy(), loops.Keys(*_arrays(*inputs)), weights, loops.AdditiveGradients(*_arrays(*grads))
             )
-        start_grad.addmm_(hidden_grad, saved.weight)
+        start_grad.addmm_(projected_grad, saved.weight)
     return score_grad
 
 

@@ -21,7 +21,14 @@ from regard.models.recurrent.cells import (
     weights_of,
 )
 from regard.models.recurrent.encoder_decoder import Recurrent
-from regard.ops.attentive_rnn import Attended, Attention, State, attend_step, attentive_recurrence, cell_step
+from regard.ops.attentive_rnn import (
+    AttentionSteps,
+    RecurrentAttention,
+    State,
+    attend_step,
+    attentive_recurrence,
+    cell_step,
+)
 from regard.scores import Additive
 
 
@@ -73,20 +80,22 @@ class Bahdanau(Recurrent):
         final = encoder.backward_final(memory) if encoder.bidirectional else encoder.final(memory, lengths)
         return self.start(final)  # type: ignore[no-any-return]
 
-    def _run_decoder(self, memory: Tensor, lengths: Tensor, words: Tensor, state: State) -> tuple[Tensor, Attended]:
+    def _run_decoder(
+        self, memory: Tensor, lengths: Tensor, words: Tensor, state: State
+    ) -> tuple[Tensor, AttentionSteps]:
         """All steps of the layer that attends: states `[m, batch, hidden]`, and the results of its attention."""
         weights = weights_of(self.decoder)
         attention = self._attention(memory, self.score.key_projection(memory), lengths)
         gates = weights.gates(words.transpose(0, 1))  # [m, batch, gates · hidden]
         return attentive_recurrence(gates, state, weights.hidden, weights.hidden_bias, attention)
 
-    def _attention(self, memory: Tensor, key: Tensor, lengths: Tensor) -> Attention:
+    def _attention(self, memory: Tensor, key: Tensor, lengths: Tensor) -> RecurrentAttention:
         """Attention to the encoder's states, whose projected keys are given."""
         score, query = self.score, self.score.query_projection
         bias = score.weight.new_zeros(score.width) if query.bias is None else query.bias
-        context = weights_of(self.decoder).input[:, -memory.shape[-1] :]
-        inputs = key, memory, score.weight, query.weight, bias, context
-        return Attention(*inputs, lengths, activation=score.activation)
+        context_to_gates = weights_of(self.decoder).input[:, -memory.shape[-1] :]
+        inputs = key, memory, score.weight, query.weight, bias, context_to_gates
+        return RecurrentAttention(*inputs, lengths, activation=score.activation)
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The attention weights of each target position: `[batch, m, n]`."""
