@@ -7,8 +7,8 @@ Shapes are `[..., length, size]`; with heads `[batch, heads, length, size]`. Lea
 at no key gets a mean of zero, a log weight of -inf, and no NaN, forward or backward. A NaN in the input
 gives NaN in the output.
 
-All rules that choose an engine are here: `choose` for tensors, `_choose_sums` for the sums of kernel regression
-(`kernel_means`, `kernel_moments`) that the estimators for tables use.
+All rules that choose an engine are here: `choose` for `attend`, `_choose_parts` for `attend_parts`, and `_choose_sums`
+for the sums of kernel regression (`kernel_means`, `kernel_moments`) that the estimators for tables use.
 """
 
 from typing import NamedTuple, Protocol, overload
@@ -104,7 +104,7 @@ def attend(
     score     one of `regard.scores`, or any callable `(query, key) -> [..., q, k]`
     mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
     weigh     one of `regard.weighing`
-    dropout   the rate at which weights are dropped; drawn from torch's generator whenever it is not 0
+    dropout   the fraction of weights that are dropped; if not 0, also outside of training. The seed is torch's
     engine    a name, or a configured engine such as `regard.engines.Stream(block=256)`; by default `attend` chooses
 
     >>> import torch, regard

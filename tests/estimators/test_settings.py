@@ -126,7 +126,7 @@ def test_the_docstring_lists_the_settings_behind_its_first_paragraph():
 
 
 def test_the_docs_row_and_the_saved_config_come_from_the_field():
-    assert "| `rate` | `0.5` | a rate: a number above 0 and at most 1 |" in settings_table(Child).splitlines()
+    assert "| `rate` | `0.5` | a rate | a number above 0 and at most 1 |" in settings_table(Child).splitlines()
     assert saved_settings(Child(random_state=np.random.RandomState(0)))["random_state"] is None
     assert saved_settings(Child(count=4))["count"] == 4
 

@@ -46,7 +46,7 @@ class FitGroup(typer.core.TyperGroup):
         return None if subject is None else _fit_command(subject)
 
     def resolve_command(self, ctx: Context, args: list[str]) -> Any:
-        """Raise for a name that is no subject, with the nearest one."""
+        """Raise for a name that is no subject; the message has the nearest one."""
         names = self.list_commands(ctx)
         if args and args[0] not in names:
             near = get_close_matches(args[0], names, 1)
@@ -55,7 +55,7 @@ class FitGroup(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Context, formatter: Any) -> None:
-        """A line a subject, without importing its estimators."""
+        """List the subjects, one line each, without importing their estimators."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _summary(each)) for name, each in subjects().items()])
 
@@ -156,7 +156,8 @@ def _option(one: Setting) -> Any:
     kind: Any = str
     if one.parse is None:
         kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
-    metavar = None if kind is bool else _METAVARS[kind] if not one.choices else "WORD"
+    words = not one.kinds and all(isinstance(choice, str) for choice in one.choices)
+    metavar = None if kind is bool else _METAVARS[kind] if not one.choices else "WORD" if words else "VALUE"
     named = one.parse is not None or all(str(choice) in one.help for choice in one.choices)
     choices = "" if named else f": {', '.join(map(str, one.choices))}"
     typed = kind if one.required else kind | None

@@ -1,7 +1,7 @@
 """Dropout without a stored mask: whether a weight is dropped is a hash of (seed, head, query, key).
 
-Any block of the mask can be computed alone, in forward and again in backward, on any device, and all
-engines drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
+Any block of the mask can be computed alone, in forward and again in backward, on any device, and `dense` and
+`stream` drop the same weights for the same seed. The hash is the 32-bit mixer "lowbias32" (C. Wellons,
 hash-prospector), with a second word of the row's hash added in its middle. `compiled/math.py` has the
 same function for compiled loops.
 """

@@ -29,7 +29,13 @@ _WeightBlocks = Iterable[tuple[slice, Floats, Floats]]
 
 @dataclass(frozen=True)
 class Dense:
-    """Any score, mask and weighing, in memory q × k. Differentiable as often as its parts are."""
+    """Any score, mask and weighing, in memory q × k. Differentiable as often as its parts are.
+
+    >>> import torch, regard
+    >>> x = torch.randn(9, 4)
+    >>> regard.attend(x, x, x, engine=Dense()).shape
+    torch.Size([9, 4])
+    """
 
     name = "dense"
 

@@ -1,7 +1,7 @@
 """Scores that are inner products, on torch's `scaled_dot_product_attention`: the fastest kernel of every device.
 
-torch uses its fused kernel, and does not build the whole matrix, only if tensors have four dimensions and query,
-key and value one size, a multiple of 8, and without dropout on the CPU. This module prepares them so.
+torch's fused kernel, which does not build the whole matrix, needs tensors of four dimensions, one size of query, key
+and value that is a multiple of 8, and on the CPU no dropout. This module reshapes and pads the tensors accordingly.
 """
 
 import math
@@ -20,7 +20,7 @@ from regard.torch_modes import compiling
 from regard.weighing import softmax
 
 FEW = 2**14
-"""Size of a result up to which all its numbers are checked for 0, and not only the first of each row."""
+"""A result of at most so many numbers is checked for zeros in one pass; of a larger one, only the first of each row."""
 MASK_LIMIT = 2**24
 """Largest mask, in elements, that is built for torch's kernel; larger ones go to `stream`."""
 TORCH_KERNEL = "flash: torch's scaled_dot_product_attention"
@@ -28,7 +28,13 @@ TORCH_KERNEL = "flash: torch's scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class Flash:
-    """Inner products under softmax. Memory q + k, and what the mask takes."""
+    """Inner products under softmax. Memory q + k, and what the mask takes.
+
+    >>> import torch, regard
+    >>> x = torch.randn(9, 4)
+    >>> regard.attend(x, x, x, engine=Flash()).shape
+    torch.Size([9, 4])
+    """
 
     name = "flash"
 

@@ -1,7 +1,7 @@
 """The `stream` engine's fused algorithm on the CPU: inner products and squared distances, spread over threads.
 
 A task is some queries of one head. Its blocks of scores fit the cache of the core it runs on, where torch's matrix
-products and the Numba loops of `fused_loops.py` take turns on them:
+products and the Numba loops of `fused_loops.py` take turns on them. x' is the gradient of the loss with respect to x:
 
     forward     scores = q kᵀ;  softmax_block;  sums = sums · decay + weights v
     backward    scores = q kᵀ;  gradient = mean' vᵀ;  softmax_block_backward;
@@ -141,7 +141,11 @@ class HeadBlocks:
     head_index: NDArray[np.int64]  # [heads, leading dimensions]
 
     def tasks(self, rows: int) -> list[Task]:
-        """All queries of all heads: as many heads as fit one block, but some for each thread; else some rows of one."""
+        """Tasks that together cover all queries of all heads.
+
+        Short heads: several whole heads per task, as many as fit one block, but no thread without a task. Long heads:
+        some queries of one head per task.
+        """
         heads, queries, keys = len(self.head_index), *self.shape[-2:]
         fitting = self.block[0] * self.block[1] // max(1, queries * keys)
         together = min(fitting, -(-heads // torch.get_num_threads()))
@@ -252,7 +256,7 @@ class _Heads(NamedTuple):
 
 
 class _HeadGradients(NamedTuple):
-    """The gradients of all heads: two are given, three are added to."""
+    """The gradients of all heads. Backward receives `mean` and `offset`, and adds to the other three."""
 
     mean: Tensor
     offset: Tensor  # [heads, q]  mean' · mean - log_weight'

@@ -45,8 +45,8 @@ class Job:
     weigh: Weighing
     dropout: float = 0.0
 
-    leading: torch.Size = field(init=False)  # broadcast
-    mask_corners: list[Tensor] = field(init=False)  # each part of the mask for 2 queries and keys: its dtype and axes
+    leading: torch.Size = field(init=False)  # of query, key and value, broadcast
+    mask_corners: list[Tensor] = field(init=False)  # the mask's parts for two queries and two keys: shows dtype and axes
 
     def __post_init__(self) -> None:
         # Fields, because torch.compile cannot see through the lock of `functools.cached_property`.

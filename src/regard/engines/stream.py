@@ -2,7 +2,8 @@
 
 Forward is the fold of `merge` over blocks of keys, written as the running sums of an online softmax: the largest
 score so far, the sum of exp(score - largest), and the values weighted by it. Backward saves the mean, the largest score
-and the sum of each query, and recomputes each block of scores (Dao et al. 2022, algorithm 4):
+and the sum of each query, and recomputes each block of scores (Dao et al. 2022, algorithm 4); x' is the gradient
+of the loss with respect to x:
 
     weight = exp(score - largest) / sum
     score' = weight · (mean' · value - mean' · mean + log_weight')       [q, k], one block at a time
@@ -41,7 +42,7 @@ from regard.weighing import softmax
 CACHE = 2**19
 """Numbers of one block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
 TOLERANCE = 0.01
-"""Largest distance from 1 of the recomputed weights of a query, summed."""
+"""How far from 1 the sum of a query's recomputed weights may be. More means that the score or the mask changed."""
 RECOMPUTED = "stream: blocks, recomputed in backward"
 FUSED = "stream: fused loops, head by head"
 
@@ -51,6 +52,11 @@ class Stream:
     """Any score under softmax, in memory q + k.
 
     block   queries and keys of one block: one number for both, or a pair; default: sized to the cache
+
+    >>> import torch, regard
+    >>> x = torch.randn(9, 4)
+    >>> regard.attend(x, x, x, engine=Stream(block=4)).shape
+    torch.Size([9, 4])
     """
 
     block: int | tuple[int, int] | None = None
@@ -153,7 +159,7 @@ class Blocks:
 
 
 class _RecomputedContext(Context):
-    """What `Recomputed.forward` saves beside tensors."""
+    """What `_Recomputed.forward` saves beside tensors."""
 
     blocks: Blocks
     bias_count: int

@@ -1,9 +1,9 @@
 """What a setting is: a field of a dataclass with its type, its bounds and one line of help, declared once.
 
     @with_settings
-    class Translator(BaseEstimator):
+    class Translator(Training, TrainedEstimator):
         epochs: int = setting("passes over the training pairs", default=30)
-        dropout: float = setting("fraction dropped in training", default=0.3, at_least=0, below=1)
+        dropout: float = setting("fraction of activations dropped", default=0.3, at_least=0, below=1)
 
 From the field come the constructor, the check in `fit` and its error (`check_settings`), the command's option and its
 help (`regard.cli.fit`), the row in the docs (`settings_table`), and the saved config (`saved_settings`). A subclass
@@ -209,16 +209,16 @@ def settings_table(cls: type) -> str:
     """The settings of a class as a Markdown table, for the docs.
 
     >>> print(settings_table(Seeded))
-    | setting | default | what it is |
-    |---|---|---|
-    | `random_state` | `None` | seed: one seed, one result |
-    | `verbose` | `True` | show progress bars for work longer than a second: True or False |
+    | setting | default | what it is | values |
+    |---|---|---|---|
+    | `random_state` | `None` | seed: one seed, one result |  |
+    | `verbose` | `True` | show progress bars for work longer than a second | True or False |
     """
-    rows = ["| setting | default | what it is |", "|---|---|---|"]
+    rows = ["| setting | default | what it is | values |", "|---|---|---|---|"]
     for each in settings_of(cls):
         simple = each.check is None and all(kind in _SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
-        what = f"{each.help}: {each.requirement()}" if simple else each.help
-        rows.append(f"| `{each.name}` | `{_shown(each.default)}` | {what.replace('|', chr(92) + '|')} |")
+        cells = [f"`{each.name}`", f"`{_shown(each.default)}`", each.help, each.requirement() if simple else ""]
+        rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows)
 
 
@@ -259,11 +259,11 @@ class Seeded:
 
 @with_settings
 class BaseTraining:
-    """What the estimators that train for long share."""
+    """The settings of all estimators that train with checkpoints."""
 
     accumulate: int = setting("batches per optimizer step", default=1)
     warm: int = setting("steps in which the learning rate rises", default=400, at_least=0)
-    weight_decay: float = setting("decay of the weight matrices per step", default=0.01, at_least=0)
+    weight_decay: float = setting("weight decay of matrices, times the learning rate", default=0.01, at_least=0)
     clip: float = setting("largest norm of the gradient", default=1.0, above=0)
     validation_fraction: float = setting("fraction held out to choose the best weights", default=0.05, above=0, below=1)
     patience: int | None = setting("validations without improvement before stopping", default=None)
@@ -271,6 +271,6 @@ class BaseTraining:
 
 @with_settings
 class Training(BaseTraining):
-    """The same, with a choice of the optimizer."""
+    """`BaseTraining`, with a choice of the optimizer."""
 
     optimizer: Literal["muon", "adamw"] = setting("muon learns more per step; adamw is cheaper", default="muon")

@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 Data = TypeVar("Data")  # the options of `regard fit NAME` that say what to learn from
 Schema = TypeVar("Schema")  # what a model folder knows of its data: the columns of a table; None for a text
 Inputs = TypeVar("Inputs")  # new data: rows, bags, sentences, a text, images
-Options = TypeVar("Options", bound="RunOptions")  # the same as Data, of a subject with long trainings
+Options = TypeVar("Options", bound="RunOptions")  # the same as Data, of a `TrainedSubject`
 
 
 class Fitted(NamedTuple):
-    """A fitted model, what its folder says beside it, and the messages to print; the last one says what was fitted."""
+    """What `Subject.fit` returns.
+
+    messages   to print; the last one says what was fitted
+    extra      what the model folder's config has beside the model
+    """
 
     model: Any
     messages: list[str]
@@ -127,7 +131,7 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
 @with_settings
 class TableOptions:
-    """What all subjects that learn from a table share."""
+    """The options of `regard fit` that all subjects with tables share."""
 
     file: Path = setting("a table with a header: .csv, .tsv or .parquet", kw_only=False)
     target: str = setting("column to predict")
@@ -137,7 +141,7 @@ class TableOptions:
 
 
 class TableSubject(Subject[Data, TableSchema, Inputs]):
-    """What all subjects that learn from a table share."""
+    """A subject that learns from a table: its schema, reading of new rows, and description."""
 
     @abstractmethod
     def model_schema(self, model: Any, fill: dict[str, Value] | None = None) -> TableSchema:
@@ -164,7 +168,7 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
     def describe_table(
         self, model: Any, schema: TableSchema, facts: dict[str, Any], notes: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Facts about a model: its target, those given, and a line for each column, with a note perhaps."""
+        """Facts about a model: its target, then `facts`, then a line per column, with its note if `notes` has one."""
         facts = {
             "model": type(model).__name__,
             "target": ", ".join(model.targets_),
@@ -203,7 +207,7 @@ def predict_classes(model: Any, inputs: Any, proba: bool, beside: Sequence[str] 
 
 @with_settings
 class RunOptions:
-    """What all subjects with long trainings share."""
+    """The options of `regard fit` for models with checkpoints."""
 
     resume: bool = setting("resume the stopped run in MODEL.run", default=False)
     tensorboard: Path | None = setting("folder for TensorBoard logs", default=None)
@@ -216,7 +220,7 @@ def run_folder(out: Path) -> Path:
 
 
 class TrainedSubject(Subject[Options, None, Inputs]):
-    """A subject with one estimator, which trains for long: its checkpoint is beside the model folder while it lasts."""
+    """A subject with one estimator, whose training writes a checkpoint beside the model folder."""
 
     def train(self, data: Options, settings: dict[str, Any], out: Path, *examples: object, **more: object) -> Any:
         """The estimator, trained on examples. After Ctrl-C the message says where the checkpoint is."""

@@ -17,9 +17,11 @@ Hard attention (section 4.1) draws one cell before each word, and is trained by 
 
 The reward R_t of a draw is the log probability of the words from it on: the earlier words do not depend on it, and
 would only add noise. The baseline is b for each of these n_t words, with b ← 0.9 b + 0.1 log p per word, batch by
-batch: it does not depend on the draw, so it lowers the variance and leaves the mean unchanged. The entropy of α is
-added. With probability `expected`, a caption uses the expected cell Σ_i α_i a_i at each of its words, which has the
-gradient of soft attention. A trained encoder needs more of that gradient at first: all captions of the first
+batch: it does not depend on the draw, so it lowers the variance and leaves the mean unchanged. The loss is
+-L - `entropy` · Σ_t H(α_t), where H is the entropy.
+
+With probability `expected`, a caption uses the expected cell Σ_i α_i a_i at each of its words, which has the gradient
+of soft attention. A trained encoder needs more of that gradient at first: all captions of the first
 `soft_steps` use it.
 """
 
@@ -244,7 +246,7 @@ class CaptionDecoder(nn.Module):
 
     @torch.no_grad()
     def fit_scaling(self, grid: Tensor) -> None:
-        """Scale all grids from now on as these `[batch, cells, channels]` need, to have mean 0 and variance 1."""
+        """Scale all later grids by the mean and deviation of each channel of these, `[batch, cells, channels]`."""
         flat = grid.flatten(0, 1)  # [batch · cells, channels]
         self.centre.copy_(flat.mean(dim=0))
         self.width.copy_(flat.std(dim=0, correction=0).clamp(min=1e-6))
@@ -344,7 +346,7 @@ class HardCaptionDecoder(CaptionDecoder):
         return Draw(uniform, torch.rand(len(words), device=words.device) < expected)
 
     def loss(self, grid: Tensor, words: Tensor, *, spread: float = 0.0, smoothing: float = 0.0) -> Tensor:
-        """The mean loss per word, whose gradient is the estimate of the module's docstring.
+        """The mean loss per word; its gradient is minus the estimate of the module's docstring.
 
         Without `spread` and `smoothing`, its value is -log p given the drawn (or expected) cells. With either it is
         not -log p: smoothing changes the targets, also in the rewards, and spread adds its term. Reward and entropy

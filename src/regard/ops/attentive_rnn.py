@@ -1,8 +1,8 @@
 """A GRU or an LSTM over all its steps, with or without attention, and with a hand-written backward.
 
-    [q_t; b_t; g_t] = U s_{t−1} + b                               the state's query, gate, and part of the cell's gates
+    [q_t; f_t; g_t] = U s_{t−1} + b                               query, logits of the gate β_t, the cell's gates
     z_t = Σᵢ α_ti v_i,  α_t = softmax_i(wᵀ tanh(q_t + k_i))       with attention
-    c_t = z_t,  or  σ(b_t) ∘ z_t                                  the context; with a gate (Xu et al. 2015, 4.2.1)
+    c_t = z_t,  or  β_t ∘ z_t,  β_t = σ(f_t)                      the context; with a gate (Xu et al. 2015, 4.2.1)
     s_t = cell(x_t + C c_t, g_t, s_{t−1})                         x_t: the input's part of the cell's gates
 
 With a `Draw` the attention is hard: z_t = v_s, with s drawn from α_t, and z_t gives no gradient to α_t.
@@ -217,7 +217,7 @@ def _chosen_values(value: Tensor, chosen: Tensor, mean: Tensor) -> Tensor:
 
 
 def _key_counts(attention: RecurrentAttention) -> Tensor:
-    """The number of keys of each row, `[rows]` in int64; raises ValueError if a row has fewer."""
+    """The number of keys of each row, `[rows]` in int64; raises ValueError if a length exceeds the number of keys."""
     (rows, keys), lengths = attention.key.shape[:2], attention.lengths
     if lengths is None:
         return torch.full((rows,), keys)
@@ -455,7 +455,8 @@ def _backward_rows(saved: _Saved, gradients: _Gradients, rows: slice) -> Tensor:
                 gate, gate_grad = (x[:, len(attention.score) : offset] for x in (projected, projected_grad))
                 torch.mul(mean_grad * attention.means[t, rows], gate * (1 - gate), out=gate_grad)
                 mean_grad *= gate
-            if attention.draw is not None:  # a chosen value gives α no gradient
+            if attention.draw is not None:
+                # A chosen value gives α no gradient. A new tensor: the values still need the gradient of all rows.
                 mean_grad = mean_grad * (attention.chosen[t, rows] < 0).unsqueeze(1)
             inputs = attention.key[rows], attention.score, attention.value[rows], attention.counts[rows]
             grads = mean_grad, weights_grad[t, rows], projected_grad, key_grad[rows], score_grad

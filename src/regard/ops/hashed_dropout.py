@@ -1,4 +1,4 @@
-"""Dropout of rows, alone or on the way into a residual sum, without a stored mask.
+"""Dropout of activations, alone or on the way into a residual sum, without a stored mask.
 
     out = x + keep ∘ branch / (1 - p)          keep = hash(seed, row, column) ≥ p
 

@@ -1,9 +1,10 @@
 """W · activation(h) + b, which stores only h for backward and never has all of activation(h).
 
     forward     out = W activation(h) + b
-    backward    W' = Σ out'ᵀ activation(h)      h' = (out' W) ∘ activation'(h)
+    backward    ∇W = Σ ∇outᵀ activation(h)      ∇h = (∇out W) ∘ activation'(h)
 
-Both take some rows at a time, which stay in a core's cache; backward recomputes the activation.
+∇x is the gradient of the loss with respect to x. Both take some rows at a time, which stay in a core's cache; backward
+recomputes the activation.
 """
 
 from collections.abc import Callable

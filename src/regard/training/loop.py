@@ -197,7 +197,7 @@ class Run(Generic[Batch]):
     bar: ProgressBar
     log: Callable[[str, float, int], None]
     state: RunState
-    seed: int = field(default_factory=torch.initial_seed)  # a resumed run has that of the run it resumes
+    seed: int = field(default_factory=torch.initial_seed)  # of torch's generator, which a resumed run has restored
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -68,7 +68,15 @@ FOURIER = "gauss: Fourier transforms, and pairs for queries with little weight"
 
 
 class Gauss(KernelEngine):
-    """The Gaussian of 1 to 3 features under softmax, in time q + k, to a fraction of the spread of the values."""
+    """The Gaussian of 1 to 3 features under softmax, in time q + k, without gradients.
+
+    tolerance   the largest error, as a fraction of the standard deviation of the values
+
+    >>> import torch, regard
+    >>> x, y = torch.randn(9, 1), torch.randn(9, 2)
+    >>> regard.attend(x, x, y, score=regard.scores.Gaussian(0.5), engine=Gauss(tolerance=1e-3)).shape
+    torch.Size([9, 2])
+    """
 
     name = "gauss"
 

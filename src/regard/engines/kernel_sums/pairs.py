@@ -46,7 +46,15 @@ FLOAT32, FLOAT64 = "pairs: float32 loops, float64 for far queries", "pairs: floa
 
 
 class Pairs(KernelEngine):
-    """Kernels under softmax, in memory q + k, to a tolerance relative to the spread of the values."""
+    """Kernels under softmax, in memory q + k, without gradients.
+
+    tolerance   the largest error, as a fraction of the standard deviation of the values
+
+    >>> import torch, regard
+    >>> x, y = torch.randn(9, 3), torch.randn(9, 2)
+    >>> regard.attend(x, x, y, score=regard.scores.Laplace(0.5), engine=Pairs(tolerance=1e-9)).shape
+    torch.Size([9, 2])
+    """
 
     name = "pairs"
 

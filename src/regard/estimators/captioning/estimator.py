@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _SCALE_IMAGES = 500
-"""The maximum number of images by whose grids those of a frozen encoder are scaled."""
+"""The maximum number of images from which the scaling of a frozen encoder's grids is computed."""
 
 
 @with_settings
@@ -72,8 +72,8 @@ class Captioner(TrainedEstimator):
 
     A user's own encoder is an nn.Module from images to grids `[batch, channels, rows, columns]`, see `GridEncoder`. It
     is frozen if no parameter requires gradients: then it encodes each image once. Settings of hard attention are those
-    of `HardCaptionDecoder`. Of a user's own encoder `save` writes the weights only: load the model with
-    `Captioner.load(folder, encoder=…)`.
+    of `regard.models.captioner.HardAttention`; `soft_start`, a fraction of all steps, becomes its `soft_steps`. Of a
+    user's own encoder `save` writes the weights only: load the model with `Captioner.load(folder, encoder=…)`.
 
     After `fit`: `encoder_`, `decoder_`, `tokenizer_`, `history_` (validations are -BLEU-4), `left_out_`.
 
@@ -89,11 +89,11 @@ class Captioner(TrainedEstimator):
         "soft: mean of all cells; hard: one sampled cell", default="soft", kw_only=False
     )
     encoder: str | nn.Module = setting(
-        "small, efficientnet-lite0, or an nn.Module", default="small", check=check_encoder, parse=str
+        "small or efficientnet-lite0; in Python also an nn.Module", default="small", check=check_encoder, parse=str
     )
-    image_size: int | None = setting("side of the images in pixels; the encoder's own", default=None)
+    image_size: int | None = setting("height and width of images in pixels; by default the encoder's", default=None)
     cache: str | Path | None = setting("folder to keep a frozen encoder's grids in", default=None)
-    mirror: bool = setting("mirror at random; not if captions say left or right", default=False)
+    mirror: bool = setting("mirror images at random; not for captions with left or right", default=False)
     tokens: Literal["words", "pieces"] = setting("words (lower case) or pieces (byte-level BPE)", default="words")
     least: int = setting("occurrences of a word to be in the vocabulary", default=5)
     vocabulary: int = setting("number of pieces", default=4000)
@@ -104,7 +104,7 @@ class Captioner(TrainedEstimator):
     dropout: float = setting("fraction dropped in training", default=0.5, at_least=0, below=1)
     tied: bool = setting("use the word vectors as the output layer", default=False)
     spread: float = setting("weight of the doubly stochastic term", default=0.01, at_least=0)
-    samples: int = setting("hard: sampled cells per word", default=1)
+    samples: int = setting("hard: copies of each caption, each with its own draws", default=1)
     reward: float = setting("hard: weight of the sampled gradient", default=1.0, at_least=0)
     entropy: float = setting("hard: weight of the entropy", default=0.002, at_least=0)
     expected: float = setting("hard: fraction trained by the expected cell", default=0.5, at_least=0, at_most=1)

@@ -2,7 +2,7 @@
 
     z_t = Σᵢ α_ti aᵢ        hard: z_t = a_s, s ~ α_t        α_t = softmax_i(wᵀ tanh(W_q h_{t−1} + W_k aᵢ))
 
-The doubly stochastic term, λ Σᵢ (1 − Σₜ α_ti)², makes the total weights of the cells equal.
+The doubly stochastic term, λ Σᵢ (1 − Σₜ α_ti)², pulls the total weight of each cell towards 1.
 """
 
 from collections.abc import Iterator

@@ -47,7 +47,7 @@ _VALIDATION_IMAGES = 500
 """The maximum number of images that are captioned in a validation."""
 
 Captions: TypeAlias = Sequence[str | Sequence[str]]
-"""Of each image a text, or several."""
+"""For each image one caption, or several."""
 
 
 class GridEncoder(nn.Module):
