@@ -46,7 +46,7 @@ class Job:
     dropout: float = 0.0
 
     leading: torch.Size = field(init=False)  # of query, key and value, broadcast
-    mask_corners: list[Tensor] = field(init=False)  # the mask's parts for two queries and two keys: shows dtype and axes
+    mask_corners: list[Tensor] = field(init=False)  # the mask's parts for 2 queries and 2 keys: shows dtype and axes
 
     def __post_init__(self) -> None:
         # Fields, because torch.compile cannot see through the lock of `functools.cached_property`.
