@@ -90,7 +90,7 @@ def fitted(sample: Sample) -> NadarayaWatson:
 
 def by_pairs(sample: Sample) -> Sequence[Tensor]:
     """All pairs in float32, none skipped."""
-    return [torch.from_numpy(pairs.pool(Points(*sample.scaled(), sample.y[:, None]), skip=False).mean)]
+    return [torch.from_numpy(pairs.means(Points(*sample.scaled(), sample.y[:, None]), skip=False).mean)]
 
 
 def by_keops(sample: Sample) -> Sequence[Tensor]:
@@ -203,7 +203,7 @@ def float32_loops() -> Iterator[Finding]:
         sample = normal(SEED, FLOAT32_ROWS, features)
         points = Points(*sample.scaled(), sample.y.clip(-4, 4)[:, None])  # float32 is for values near the mean
         ours, peer = (
-            best_seconds(partial(pairs.pool, points, tolerance, skip=False), rounds=5, warm=1)
+            best_seconds(partial(pairs.means, points, tolerance, skip=False), rounds=5, warm=1)
             for tolerance in (TOLERANCE, TOLERANCE / 1000)
         )
         numbers = {"ours_seconds": ours, "peer_seconds": peer}

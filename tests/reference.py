@@ -206,8 +206,8 @@ def kernel_sums(points):
         for column in range(points.columns):
             apart = np.abs(points.key_code[:, column] - points.query_code[number, column])
             score = score - points.slope[column] * apart - points.jump[column] * (apart != 0)
-        if points.own is not None and points.own[number] >= 0:
-            score[points.own[number]] = -np.inf
+        if points.left_out is not None and points.left_out[number] >= 0:
+            score[points.left_out[number]] = -np.inf
         highest = score.max()
         weight = np.exp(score - highest) if highest > -np.inf else np.zeros(len(score))
         log_weights.append(highest + np.log(weight.sum()) if highest > -np.inf else -np.inf)

@@ -36,7 +36,7 @@ def ran(monkeypatch):
         monkeypatch.setattr(owner, function, recorded)
 
     record(Dense, "attend", dense.WHOLE_MATRIX)
-    record(dense, "pool", dense.WHOLE_MATRIX)
+    record(dense, "means", dense.WHOLE_MATRIX)
     record(dense, "moments", dense.WHOLE_MATRIX)
     record(torch.nn.functional, "scaled_dot_product_attention", flash.TORCH_KERNEL)
     record(stream, "attend_blocks", stream.RECOMPUTED)

@@ -20,7 +20,7 @@ from regard.checks import is_number, positive
 from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
 from regard.engines.job import Job, Plan, broadcast, scores_of, spans
 from regard.engines.kernel_sums import gauss, pairs
-from regard.engines.kernel_sums.problem import Moments, Points, Pooled
+from regard.engines.kernel_sums.problem import Means, Moments, Points
 from regard.engines.stream import mask_gradient
 from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
@@ -49,7 +49,7 @@ class _KernelSums(Protocol):
 
     def algorithm(self, points: Points, tolerance: float, *, moments: bool) -> str: ...
 
-    def pool(self, points: Points, tolerance: float) -> Pooled: ...
+    def means(self, points: Points, tolerance: float) -> Means: ...
 
     def moments(self, points: Points, tolerance: float) -> Moments: ...
 
@@ -274,9 +274,9 @@ def plan_sums(points: Points, tolerance: float = 1e-6, *, moments: bool = False)
     return chosen._replace(algorithm=_KERNEL_SUMS[chosen.engine].algorithm(points, tolerance, moments=moments))
 
 
-def kernel_means(points: Points, tolerance: float = 1e-6) -> Pooled:
+def kernel_means(points: Points, tolerance: float = 1e-6) -> Means:
     """Weighted means of the values, `[queries, values]`, and log weights `[queries]`."""
-    return _KERNEL_SUMS[_choose_sums(points, tolerance).engine].pool(points, tolerance)
+    return _KERNEL_SUMS[_choose_sums(points, tolerance).engine].means(points, tolerance)
 
 
 def kernel_moments(points: Points, tolerance: float = 1e-6) -> Moments:

@@ -10,14 +10,14 @@ def table(rows=83, columns=3, seed=0):
     return x, np.sin(2 * x[:, 0]) + x[:, -1] ** 2 + 0.1 * random.normal(size=rows)
 
 
-def slow_regression(kernel, x, y, query, bandwidth, order=0, weight=1.0, own=None):
+def slow_regression(kernel, x, y, query, bandwidth, order=0, weight=1.0, left_out=None):
     """The definition, one query at a time; y may have several columns."""
     predictions = []
     for number, point in enumerate(query):
         u = np.linalg.norm((x - point) / bandwidth, axis=1)
         w = np.exp(reference.log_kernel(kernel, u)) * weight
-        if own is not None:
-            w = np.where(np.arange(len(x)) == own[number], 0.0, w)
+        if left_out is not None:
+            w = np.where(np.arange(len(x)) == left_out[number], 0.0, w)
         if order == 0:
             predictions.append(w @ y / w.sum())
         else:

@@ -1,6 +1,6 @@
 """The definition, with the whole matrix of weights: score, weigh, average.
 
-`Dense` does it in torch for any job. `pool` and `moments` do it in NumPy for kernel regression (`Points`), a block
+`Dense` does it in torch for any job. `means` and `moments` do it in NumPy for kernel regression (`Points`), a block
 of queries at a time: for few pairs that is faster than loading compiled loops.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from regard.compiled import dropout_hash
 from regard.engines.job import Job, dropout_factor, masked, scores_of, spans
-from regard.engines.kernel_sums.problem import Floats, Moments, Points, Pooled, log_kernel
+from regard.engines.kernel_sums.problem import Floats, Means, Moments, Points, log_kernel
 from regard.parts import Attended
 from regard.torch_modes import compiling, transforming
 from regard.weighing import all_masked, softmax
@@ -83,13 +83,13 @@ def weights(job: Job, rows: slice | None = None) -> Tensor:
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
-    """What `pool` and `moments` run."""
+    """What `means` and `moments` run."""
     return WHOLE_MATRIX
 
 
-def pool(points: Points, tolerance: float = 0.0) -> Pooled:
+def means(points: Points, tolerance: float = 0.0) -> Means:
     """Weighted means of the values and log weights; exact, whatever the tolerance."""
-    return pool_blocks(weight_blocks(points), points.value)
+    return mean_blocks(weight_blocks(points), points.value)
 
 
 def moments(points: Points, tolerance: float = 0.0) -> Moments:
@@ -97,12 +97,12 @@ def moments(points: Points, tolerance: float = 0.0) -> Moments:
     return moment_blocks(weight_blocks(points, points.features), points.query, points.key, points.value)
 
 
-def pool_blocks(blocks: _WeightBlocks, value: Floats) -> Pooled:
+def mean_blocks(blocks: _WeightBlocks, value: Floats) -> Means:
     """Means and log weights from given weights."""
     parts = [(weight @ value, log_weight) for _, weight, log_weight in blocks]
     if not parts:
-        return Pooled(np.empty((0, value.shape[1])), np.empty(0))
-    return Pooled(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        return Means(np.empty((0, value.shape[1])), np.empty(0))
+    return Means(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def moment_blocks(blocks: _WeightBlocks, query: Floats, key: Floats, value: Floats) -> Moments:
@@ -133,9 +133,9 @@ def weight_blocks(points: Points, width: int = 1) -> Iterator[tuple[slice, Float
             assert points.key_code is not None
             apart = np.abs(points.key_code[:, column] - points.query_code[rows, column, None])
             score -= points.slope[column] * apart + points.jump[column] * (apart > 0)
-        if points.own is not None:
-            own = points.own[rows]
-            score[np.flatnonzero(own >= 0), own[own >= 0]] = -np.inf
+        if points.left_out is not None:
+            left_out = points.left_out[rows]
+            score[np.flatnonzero(left_out >= 0), left_out[left_out >= 0]] = -np.inf
         yield rows, *normalise(score)
 
 

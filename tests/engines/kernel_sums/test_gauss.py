@@ -12,7 +12,7 @@ from regard.engines.kernel_sums.problem import Moments, Points
 from regard.kernels import Laplace
 
 KEYS, QUERIES, VALUES = 1201, 331, 3
-COMPILED = {"pool": pairs.pool, "moments": pairs.moments}
+COMPILED = {"means": pairs.means, "moments": pairs.moments}
 CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "lattice", "tiny", "huge"]
 
 
@@ -25,7 +25,7 @@ def small_grids(monkeypatch):
 @pytest.fixture(autouse=True)
 def numpy_pairs(monkeypatch):
     """The NumPy sums stand in for the loops of `pairs`, which take half a minute to compile, but for one slow test."""
-    monkeypatch.setattr(pairs, "pool", dense.pool)
+    monkeypatch.setattr(pairs, "means", dense.means)
     monkeypatch.setattr(pairs, "moments", dense.moments)
 
 
@@ -33,7 +33,7 @@ def brute(points: Points) -> Moments:
     return Moments(*reference.kernel_sums(points))
 
 
-def case(name: str, features: int, weighted: bool = False, own: bool = False) -> Points:
+def case(name: str, features: int, weighted: bool = False, left_out: bool = False) -> Points:
     """Keys, and queries of which most are keys, the others between and beyond them; three columns of values."""
     random = np.random.default_rng(len(name) + features)
     spread = (40.0, 6.0, 1.0)[features - 1]
@@ -65,14 +65,14 @@ def case(name: str, features: int, weighted: bool = False, own: bool = False) ->
         key + shift,
         value,
         weight=random.lognormal(sigma=2, size=KEYS) if weighted else None,
-        own=np.concatenate([chosen, np.full(60, -1)]) if own else None,
+        left_out=np.concatenate([chosen, np.full(60, -1)]) if left_out else None,
     )
 
 
 def count_pairs(monkeypatch):
     """The number of queries that go to `pairs`, call by call."""
     counts = []
-    for name in ("pool", "moments"):
+    for name in ("means", "moments"):
         exact = getattr(pairs, name)
 
         def counted(points, tolerance, exact=exact):
@@ -83,7 +83,7 @@ def count_pairs(monkeypatch):
     return counts
 
 
-def assert_pooled(got, points, tolerance):
+def assert_means(got, points, tolerance):
     wanted = brute(points)
     deviation = points.value.std(axis=0)
     deviation[points.value.min(axis=0) == points.value.max(axis=0)] = 0
@@ -98,7 +98,7 @@ def assert_pooled(got, points, tolerance):
 
 
 def assert_moments(got, points, tolerance):
-    wanted = assert_pooled(got, points, tolerance)
+    wanted = assert_means(got, points, tolerance)
     # Of far queries u is large, and only its relative error can be small.
     size = 1 + np.abs(wanted.offset).max(axis=1)
     scale = points.value.std(axis=0) + np.abs(points.value.mean(axis=0))
@@ -111,8 +111,8 @@ def assert_moments(got, points, tolerance):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("more", [False, True])
 def test_every_query_is_within_the_tolerance(name, features, more):
-    points = case(name, features, weighted=more, own=more)
-    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    points = case(name, features, weighted=more, left_out=more)
+    assert_means(gauss.means(points, 1e-6), points, 1e-6)
     if more:
         assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
 
@@ -120,8 +120,8 @@ def test_every_query_is_within_the_tolerance(name, features, more):
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-9])
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_other_tolerances(features, tolerance):
-    points = case("normal", features, weighted=True, own=True)
-    assert_pooled(gauss.pool(points, tolerance), points, tolerance)
+    points = case("normal", features, weighted=True, left_out=True)
+    assert_means(gauss.means(points, tolerance), points, tolerance)
     assert_moments(gauss.moments(points, tolerance), points, tolerance)
 
 
@@ -157,7 +157,7 @@ def test_any_distance_from_one_heavy_cluster(features, tolerance, enough, monkey
     away = random.normal(size=(5000, features))
     query = away / np.linalg.norm(away, axis=1, keepdims=True) * np.linspace(0, 9, 5000)[:, None]
     points = Points(query, key, random.normal(size=(40, 1)))
-    assert_pooled(gauss.pool(points, tolerance), points, tolerance)
+    assert_means(gauss.means(points, tolerance), points, tolerance)
     assert_moments(gauss.moments(points, tolerance), points, tolerance)
 
 
@@ -166,8 +166,8 @@ def test_the_transform_answers_nearly_all(features, monkeypatch):
     monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 2**21)
     counts = count_pairs(monkeypatch)
     key = np.random.default_rng(0).normal(size=(20_000, features)) * 20_000 ** (1 / (features + 4))
-    points = Points(key, key, key[:, :1] ** 2, own=np.arange(len(key)))
-    gauss.pool(points, 1e-6)
+    points = Points(key, key, key[:, :1] ** 2, left_out=np.arange(len(key)))
+    gauss.means(points, 1e-6)
     assert sum(counts) < 0.01 * len(key)
 
 
@@ -176,8 +176,8 @@ def test_the_compiled_loops_answer_the_others(monkeypatch):
     for name, compiled in COMPILED.items():
         monkeypatch.setattr(pairs, name, compiled)
     counts = count_pairs(monkeypatch)
-    points = case("cauchy", 2, weighted=True, own=True)
-    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    points = case("cauchy", 2, weighted=True, left_out=True)
+    assert_means(gauss.means(points, 1e-6), points, 1e-6)
     assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
     assert len(counts) == 2
     assert min(counts) > 0
@@ -187,10 +187,10 @@ def test_leaving_out_costs_no_more_transforms(monkeypatch):
     plans = []
     make = gauss_fft.make_transform
     monkeypatch.setattr(gauss_fft, "make_transform", lambda *given: plans.append(given[0]) or make(*given))
-    points = case("normal", 2, own=True)
-    gauss.pool(points, 1e-6)
+    points = case("normal", 2, left_out=True)
+    gauss.means(points, 1e-6)
     assert plans == [1, 2, 1, 2]  # four columns, two at a time
-    gauss.pool(replace(points, own=None), 1e-6)
+    gauss.means(replace(points, left_out=None), 1e-6)
     assert plans == [1, 2, 1, 2] * 2
 
 
@@ -198,8 +198,8 @@ def test_points_wider_than_the_grid_are_answered_where_they_are_dense(monkeypatc
     counts = count_pairs(monkeypatch)
     monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 400)
     monkeypatch.setattr(gauss_fft, "MODES_PER_POINT", 0)
-    points = case("cauchy", 1, own=True).for_queries(slice(QUERIES - 60))
-    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    points = case("cauchy", 1, left_out=True).for_queries(slice(QUERIES - 60))
+    assert_means(gauss.means(points, 1e-6), points, 1e-6)
     assert 0 < sum(counts) < 0.3 * QUERIES
     assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
 
@@ -214,9 +214,9 @@ def test_an_own_key_elsewhere_is_left_out_too():
         key,
         np.append(points.value, [[5.0, 5.0, 0.1]], axis=0),
         weight=np.append(np.ones(KEYS), 1e9),
-        own=np.where(random.random(200) < 0.5, KEYS, random.integers(0, KEYS, size=200)),
+        left_out=np.where(random.random(200) < 0.5, KEYS, random.integers(0, KEYS, size=200)),
     )
-    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    assert_means(gauss.means(points, 1e-6), points, 1e-6)
     assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
 
 
@@ -227,13 +227,13 @@ def test_one_query_one_key(features, queries, keys):
     points = Points(
         random.normal(size=(queries, features)), random.normal(size=(keys, features)), random.normal(size=(keys, 2))
     )
-    assert_pooled(gauss.pool(points, 1e-6), points, 1e-6)
+    assert_means(gauss.means(points, 1e-6), points, 1e-6)
     assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
 
 
 def test_a_query_that_sees_no_key():
-    points = Points(np.zeros((1, 2)), np.zeros((1, 2)), np.ones((1, 1)), own=np.array([0]))
-    mean, log_weight = gauss.pool(points, 1e-6)
+    points = Points(np.zeros((1, 2)), np.zeros((1, 2)), np.ones((1, 1)), left_out=np.array([0]))
+    mean, log_weight = gauss.means(points, 1e-6)
     assert mean.tolist() == [[0.0]]
     assert log_weight.tolist() == [-np.inf]
 

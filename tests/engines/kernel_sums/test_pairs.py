@@ -39,7 +39,7 @@ def weights(seed=1):
     return np.random.default_rng(seed).lognormal(size=KEYS)
 
 
-def own(seed=2):
+def left_out(seed=2):
     return np.random.default_rng(seed).integers(-1, KEYS, size=QUERIES)
 
 
@@ -50,7 +50,7 @@ def check(points, tolerance=1e-6, moments=False):
     assert sees.sum() > 250
     deviation = points.value.std(axis=0)
     for engine, allowed in ((dense, 1e-12), (pairs, tolerance)):
-        found = engine.moments(points, tolerance) if moments else engine.pool(points, tolerance)
+        found = engine.moments(points, tolerance) if moments else engine.means(points, tolerance)
         assert (np.abs(found.mean - mean) <= allowed * deviation + 1e-13)[sees].all()
         assert (found.mean[~sees] == 0).all()
         error = np.abs(found.log_weight[sees] - log_weight[sees])
@@ -79,10 +79,12 @@ def test_every_kernel_in_float32_and_float64(kernel, spread):
 
 
 @pytest.mark.parametrize("kernel", [Gaussian, pytest.param(Tricube, marks=SLOW)])
-@pytest.mark.parametrize("given", ["weights", "own", "weights and own", "two values", "no value"])
+@pytest.mark.parametrize("given", ["weights", "left_out", "weights and left_out", "two values", "no value"])
 def test_weights_of_keys_keys_left_out_and_any_number_of_values(kernel, given):
     points = case(kernel, spread=0.5, values={"two values": 2, "no value": 0}.get(given, 1))
-    points = replace(points, weight=weights() if "weights" in given else None, own=own() if "own" in given else None)
+    points = replace(
+        points, weight=weights() if "weights" in given else None, left_out=left_out() if "left_out" in given else None
+    )
     # A light key may be the only one that a compact kernel sees: that needs float64.
     assert check(points) == (FLOAT64 if kernel is Tricube and "weights" in given else FLOAT32)
     check(points, 1e-9)
@@ -92,7 +94,7 @@ def test_weights_of_keys_keys_left_out_and_any_number_of_values(kernel, given):
 @pytest.mark.parametrize("kernel", [Laplace, Tricube])
 @pytest.mark.parametrize("columns", [1, 2])
 def test_categorical_columns(kernel, columns):
-    points = replace(case(kernel, columns=columns, spread=0.5), own=own())
+    points = replace(case(kernel, columns=columns, spread=0.5), left_out=left_out())
     check(points)
     check(points, 1e-9)
 
@@ -110,7 +112,7 @@ def test_codes_that_float32_cannot_tell_apart_need_float64(side):
 @pytest.mark.parametrize("kernel", [Gaussian, pytest.param(Tricube, marks=SLOW)])
 @pytest.mark.parametrize("columns", [0, pytest.param(1, marks=SLOW)])
 def test_moments(kernel, columns):
-    points = replace(case(kernel, columns=columns, spread=0.5, values=2), own=own(), weight=weights())
+    points = replace(case(kernel, columns=columns, spread=0.5, values=2), left_out=left_out(), weight=weights())
     assert check(points, moments=True) == FLOAT64
 
 
@@ -147,7 +149,7 @@ def test_the_edge_of_a_kernel_that_jumps_is_exact():
     log_weight = reference.kernel_sums(points)[0]
     for engine in (dense, pairs):
         np.testing.assert_array_equal(
-            np.rint(np.exp(engine.pool(points, 1e-6).log_weight)), np.rint(np.exp(log_weight))
+            np.rint(np.exp(engine.means(points, 1e-6).log_weight)), np.rint(np.exp(log_weight))
         )
 
 
@@ -155,7 +157,7 @@ def test_the_edge_of_a_kernel_that_jumps_is_exact():
 def test_few_queries_and_few_keys(queries, keys):
     points = case()
     points = replace(points, query=points.query[:queries] / 10, key=points.key[:keys], value=points.value[:keys])
-    found = pairs.pool(points)
+    found = pairs.means(points)
     if keys == 0:
         assert (found.mean == 0).all()
         assert np.isneginf(found.log_weight).all()
@@ -167,7 +169,7 @@ def test_few_queries_and_few_keys(queries, keys):
 
 def test_skipping_blocks_changes_nothing_but_the_time():
     points = case(features=1, spread=40.0)
-    found, whole = pairs.pool(points), pairs.pool(points, skip=False)
+    found, whole = pairs.means(points), pairs.means(points, skip=False)
     np.testing.assert_allclose(found.mean, whole.mean, atol=1e-6)
     np.testing.assert_allclose(found.log_weight, whole.log_weight, atol=1e-6)
 

@@ -28,7 +28,7 @@ def test_the_search_is_as_good_as_statsmodels(order):
     theirs = KernelReg(y, x, "c", reg_type=["lc", "ll"][order], bw="cv_ls")
     ours = NadarayaWatson("cv", order=order).fit(x, y)
     assert ours.criterion_ <= theirs.cv_loo(theirs.bw, theirs.est[theirs.reg_type]) * 1.001
-    left_out = slow_regression("gaussian", x, y, x, ours.bandwidth_, order, own=np.arange(len(x)))
+    left_out = slow_regression("gaussian", x, y, x, ours.bandwidth_, order, left_out=np.arange(len(x)))
     # Our lines through rows that all but coincide are flattened.
     assert ours.criterion_ == pytest.approx(np.mean((y - left_out) ** 2), rel=1e-6 if order == 0 else 0.1)
 
@@ -134,7 +134,7 @@ def test_the_learned_criterion_is_the_leave_one_out_error_and_is_saved(tmp_path)
     both = np.stack([y, 1000 * y], axis=1)
     model = NadarayaWatson("learn", metric="full", random_state=0).fit(x, both)
     turned = x @ np.linalg.inv(model.bandwidth_).T
-    left_out = slow_regression("gaussian", turned, both, turned, 1.0, own=np.arange(len(x)))
+    left_out = slow_regression("gaussian", turned, both, turned, 1.0, left_out=np.arange(len(x)))
     assert model.criterion_ == pytest.approx(np.mean((both - left_out) ** 2), rel=1e-6)
     assert regard.load(model.save(tmp_path / "model")).criterion_ == model.criterion_
     assert model.set_params(bandwidth=1.0, metric="scalar").fit(x, y).criterion_ is None

@@ -46,9 +46,9 @@ from regard.engines.kernel_sums.problem import (
     Floats,
     Integers,
     KernelEngine,
+    Means,
     Moments,
     Points,
-    Pooled,
     standardise,
 )
 from regard.kernels import Gaussian
@@ -91,8 +91,8 @@ class Gauss(KernelEngine):
     def _algorithm(self, points: Points) -> str:
         return algorithm(points, self.tolerance)
 
-    def _pool(self, points: Points) -> Pooled:
-        return pool(points, self.tolerance)
+    def _means(self, points: Points) -> Means:
+        return means(points, self.tolerance)
 
 
 def unsuitable(points: Points) -> str | None:
@@ -118,7 +118,7 @@ def unsuitable(points: Points) -> str | None:
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
-    """What `pool` runs, or `moments`."""
+    """What `means` runs, or `moments`."""
     return FOURIER if _usable_box(points) else pairs.algorithm(points, tolerance, moments=moments)
 
 
@@ -132,9 +132,9 @@ def _uneven(points: Points) -> bool:
     return points.weight is not None and not (points.weight.min() > 1e-30 and points.weight.max() < 1e30)
 
 
-def pool(points: Points, tolerance: float) -> Pooled:
+def means(points: Points, tolerance: float) -> Means:
     """Means of the values, and log weights."""
-    return Pooled(*_compute(points, tolerance, moments=False))
+    return Means(*_compute(points, tolerance, moments=False))
 
 
 def moments(points: Points, tolerance: float) -> Moments:
@@ -143,20 +143,20 @@ def moments(points: Points, tolerance: float) -> Moments:
 
 
 def _compute(points: Points, tolerance: float, *, moments: bool) -> Sequence[Floats]:
-    """The parts of `Pooled` or `Moments`: by transforms for queries where they are precise, by `pairs` for the rest."""
-    by_pairs: Callable[[Points, float], Sequence[Floats]] = pairs.moments if moments else pairs.pool
+    """The parts of `Means` or `Moments`: by transforms for queries where they are precise, by `pairs` for the rest."""
+    by_pairs: Callable[[Points, float], Sequence[Floats]] = pairs.moments if moments else pairs.means
     box = _usable_box(points)
     if box is None:
         return by_pairs(points, tolerance)
     rows = rows_within(points.query, box.low, box.high)
     value, centre, deviation = standardise(points.value)
     inside = replace(points.for_queries(rows), value=value)
-    means, log_weight, trusted = _mean_in_box(inside, box, tolerance, moments=moments)
-    mean = means.plain[1:].T * deviation + centre
-    parts: Sequence[Floats] = Pooled(mean, log_weight)
+    averages, log_weight, trusted = _mean_in_box(inside, box, tolerance, moments=moments)
+    mean = averages.plain[1:].T * deviation + centre
+    parts: Sequence[Floats] = Means(mean, log_weight)
     if moments:
-        offset, square = means.gradient[:, 0].T, np.moveaxis(means.square, 2, 0)  # queries first
-        product = np.moveaxis(means.gradient[:, 1:], 2, 0) * deviation + offset[:, :, None] * centre
+        offset, square = averages.gradient[:, 0].T, np.moveaxis(averages.square, 2, 0)  # queries first
+        product = np.moveaxis(averages.gradient[:, 1:], 2, 0) * deviation + offset[:, :, None] * centre
         parts = Moments(log_weight, mean, offset, square, product)
     untrusted = np.ones(len(points.query), dtype=bool)
     untrusted[rows] = ~trusted
@@ -181,8 +181,8 @@ def _mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) -
     near = (nears[choice] + _ROUNDING * box.period.max()) * np.sqrt(np.maximum(sums.plain[0], 0))
     far = (GRADIENT_FAR if moments else FAR) * math.sqrt(columns[0].sum())
     error = math.sqrt(_energy(columns)) * (near + far)
-    if points.own is not None:
-        _subtract_own(points, points.own, columns, sums)
+    if points.left_out is not None:
+        _subtract_left_out(points, points.left_out, columns, sums)
     positive = sums.plain[0] > 0
     weight = np.where(positive, sums.plain[0], np.inf)
     for part in sums:
@@ -204,13 +204,13 @@ def _strengths(points: Points) -> Floats:
     return columns if points.weight is None else columns * points.weight
 
 
-def _subtract_own(points: Points, own: Integers, columns: Floats, sums: Sums) -> None:
+def _subtract_left_out(points: Points, left_out: Integers, columns: Floats, sums: Sums) -> None:
     """Subtract from each query's sums the key that it must not see; one outside of the box weighs less than `FAR`."""
-    offset = (points.key[own] - points.query).T  # [features, queries]
-    kernel = np.exp(-0.5 * np.square(offset).sum(axis=0)) * (own >= 0)
+    offset = (points.key[left_out] - points.query).T  # [features, queries]
+    kernel = np.exp(-0.5 * np.square(offset).sum(axis=0)) * (left_out >= 0)
     for column, plain in zip(columns, sums.plain, strict=True):
-        plain -= column[own] * kernel
+        plain -= column[left_out] * kernel
     for a, gradient in enumerate(sums.gradient):
         for column, row in zip(columns, gradient, strict=True):
-            row -= column[own] * kernel * offset[a]
-        sums.square[a] -= columns[0, own] * kernel * offset[a] * offset
+            row -= column[left_out] * kernel * offset[a]
+        sums.square[a] -= columns[0, left_out] * kernel * offset[a] * offset

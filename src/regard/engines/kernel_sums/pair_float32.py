@@ -7,8 +7,8 @@ because an index that might be negative keeps a loop from being vectorised.
 A query whose keys are all far is computed again in float64 (`pair_float64.py`); so are all queries if the tolerance
 needs it, and all moments.
 
-`_make_pool` makes the function that `pairs.py` runs. What it is compiled for is a constant of that one closure, and
-all else is compiled into it. A closure over plain numbers is cached on disk; one over functions would be compiled
+`_make_sum_blocks` makes the function that `pairs.py` runs. What it is compiled for is a constant of that one closure,
+and all else is compiled into it. A closure over plain numbers is cached on disk; one over functions would be compiled
 again by every process.
 """
 
@@ -153,14 +153,14 @@ def _add_plain(
 
 @njit(fastmath=EXACT, forceinline=True)
 def _add_general(
-    case: Case, features: int, block: _Block, column: Floats32, skip: Integers, tile: Floats32, sums: Floats
+    case: Case, features: int, block: _Block, column: Floats32, left_out: Integers, tile: Floats32, sums: Floats
 ) -> None:
     """The same for keys of any weight, any number of values, and queries that must leave a key out.
 
-    column   [1 + values, keys]: weights of the keys, and the values times them
-    skip     [queries]: the index among these keys that the query must not see, or -1
-    tile     scratch memory for the weights of a run of keys
-    sums     [1 + values, queries]
+    column     [1 + values, keys]: weights of the keys, and the values times them
+    left_out   [queries]: the index among these keys that the query must not see, or -1
+    tile       scratch memory for the weights of a run of keys
+    sums       [1 + values, queries]
     """
     size = column.shape[1]
     for i in range(0, block.queries, COUNT):
@@ -169,8 +169,8 @@ def _add_general(
             for j in range(start, end):
                 store(tile, (j - start) * COUNT, _weight_at(case, features, True, False, block, i, j))
             for lane in range(COUNT):
-                if start <= skip[i + lane] < end:
-                    tile[(skip[i + lane] - start) * COUNT + lane] = 0
+                if start <= left_out[i + lane] < end:
+                    tile[(left_out[i + lane] - start) * COUNT + lane] = 0
             for number in range(column.shape[0]):
                 total = splat(_ZERO)
                 for j in range(start, end):
@@ -204,13 +204,13 @@ def _copy_codes(codes: Floats, here: int, size: int, out: Floats32) -> None:
 
 
 @njit(fastmath=EXACT)
-def _find_own(own: Integers, here: int, size: int, skip: Integers) -> bool:
+def _find_left_out(left_out: Integers, here: int, size: int, out: Integers) -> bool:
     """Fill in the index in a block of keys that each query must not see; whether there is any."""
     found = False
-    for i in range(own.shape[0]):
-        index = own[i] - here
-        skip[i] = index if 0 <= index < size else -1
-        found = found or skip[i] >= 0
+    for i in range(left_out.shape[0]):
+        index = left_out[i] - here
+        out[i] = index if 0 <= index < size else -1
+        found = found or out[i] >= 0
     return found
 
 
@@ -261,7 +261,7 @@ def _sum_float32(
     features = case.features if case.features else dimensions
     frame = _make_frame(case, box, dimensions)
     block = _make_block(data, number, frame, room)
-    skip, tile = np.full(block.queries, -1), np.empty(_RUN * COUNT, np.float32)
+    left_out, tile = np.full(block.queries, -1), np.empty(_RUN * COUNT, np.float32)
     sums = np.zeros((keys.column.shape[0], block.queries))
     visited, closest = 0, -np.inf
     simple = keys.column.shape[0] == 2 and not limits.weighted
@@ -279,12 +279,12 @@ def _sum_float32(
             closest = max(closest, largest)
             here, size = tree.starts[part], tree.starts[part + 1] - tree.starts[part]
             visited += size
-            plain = not _find_own(queries.own[begin:end], here, size, skip) and simple
+            plain = not _find_left_out(queries.left_out[begin:end], here, size, left_out) and simple
             _split_words(keys.points, here, size, frame, frame.wide or not plain, block.key)
             _copy_codes(keys.codes, here, size, block.key_code)
             values = keys.column32[:, here : here + size]
             if not plain:
-                _add_general(case, features, block, values, skip, tile, sums)
+                _add_general(case, features, block, values, left_out, tile, sums)
             elif frame.wide:
                 _add_plain(case, features, True, False, block, values[1], sums)
             elif case.kernel == GAUSSIAN and within(box, tree.boxes[part], dimensions, _CLOSE):
@@ -294,14 +294,14 @@ def _sum_float32(
     return sums, visited, closest
 
 
-def _make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Floats], None]:
+def _make_sum_blocks(case: Case, version: int) -> Callable[[int, int, Data, Floats, Floats], None]:
     """The function that sums some blocks of queries over all keys.
 
     `version` is that of the source: a result on disk that was compiled from another version must not be found.
     """
 
     @compiled(nogil=True, fastmath=EXACT)
-    def pool(first: int, last: int, data: Data, sums: Floats, shift: Floats) -> None:
+    def sum_blocks(first: int, last: int, data: Data, sums: Floats, shift: Floats) -> None:
         """Fill in the sums [queries, 1 + values], relative to exp(shift [queries]), of some blocks of queries.
 
         With moments, these follow for each feature: the offset, the offset times each value, and its products with
@@ -330,7 +330,7 @@ def _make_pool(case: Case, version: int) -> Callable[[int, int, Data, Floats, Fl
                 if not (enough <= sums[i, 0] < np.inf) or visited == 0 or closest < _NEAR:
                     shift[i] = sum_float64(case, data, i, nearest, room, sums[i])
 
-    return pool  # type: ignore[no-any-return]
+    return sum_blocks  # type: ignore[no-any-return]
 
 
 def compile_loops(points: Points, moments: bool) -> Callable[[int, int, Data, Floats, Floats], None]:
@@ -344,7 +344,7 @@ def compile_loops(points: Points, moments: bool) -> Callable[[int, int, Data, Fl
 @functools.cache
 def _compile_case(case: Case) -> Callable[[int, int, Data, Floats, Floats], None]:
     """The loops for one case; compiled once, then cached on disk."""
-    return _make_pool(case, _source_version())
+    return _make_sum_blocks(case, _source_version())
 
 
 @functools.cache

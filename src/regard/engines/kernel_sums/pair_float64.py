@@ -32,7 +32,7 @@ class Query(NamedTuple):
 
     point: Floats  # [features]
     code: Floats  # [columns]
-    own: int  # the key that it must not see, or -1
+    left_out: int  # the key that it must not see, or -1
 
 
 def by_number(formulas: list[Arithmetic]) -> Callable[..., Any]:
@@ -173,8 +173,8 @@ def _fill_weights(case: Case, query: Query, keys: Keys, here: int, size: int, ro
         _sum_penalties(query.code, keys, here, size, penalty)
         for j in range(size):
             weight[j] -= penalty[j]
-    if 0 <= query.own - here < size:
-        weight[query.own - here] = 0 if compact else -np.inf
+    if 0 <= query.left_out - here < size:
+        weight[query.left_out - here] = 0 if compact else -np.inf
 
 
 @njit(fastmath=SUM, forceinline=True)
@@ -247,7 +247,7 @@ def sum_float64(case: Case, data: Data, i: int, nearest: int, room: Floats, sums
     A compact kernel cannot underflow, and is summed as it is.
     """
     queries, keys, tree, weight = data.queries, data.keys, data.tree, room[0]
-    query = Query(queries.points[:, i].copy(), queries.codes[:, i].copy(), queries.own[i])
+    query = Query(queries.points[:, i].copy(), queries.codes[:, i].copy(), queries.left_out[i])
     compact, box = case.compact and not case.coded, _point_box(query)
     highest = 0.0 if compact else _highest_log_weight(case, data, query, box, nearest, room)
     for number in range(sums.shape[0]):

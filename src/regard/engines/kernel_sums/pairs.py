@@ -20,9 +20,9 @@ from regard.engines.kernel_sums.problem import (
     KernelEngine,
     Keys,
     Limits,
+    Means,
     Moments,
     Points,
-    Pooled,
     Queries,
     Tree,
     standardise,
@@ -61,25 +61,25 @@ class Pairs(KernelEngine):
     def _algorithm(self, points: Points) -> str:
         return algorithm(points, self.tolerance)
 
-    def _pool(self, points: Points) -> Pooled:
-        return pool(points, self.tolerance)
+    def _means(self, points: Points) -> Means:
+        return means(points, self.tolerance)
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
-    """What `pool` runs, or `moments`."""
+    """What `means` runs, or `moments`."""
     points = replace(points, value=standardise(points.value)[0])
     float32_from, _ = _precision(points, tolerance, moments)
     return FLOAT64 if float32_from == math.inf else FLOAT32
 
 
-def pool(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Pooled:
+def means(points: Points, tolerance: float = 1e-6, *, skip: bool = True) -> Means:
     """Weighted means of the values, `[queries, values]`, and log weights `[queries]`.
 
     Without `skip`, no pair is skipped, however far: to measure the cost of a pair.
     """
     value, centre, deviation = standardise(points.value)
-    means, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=False, skip=skip)
-    return Pooled(np.where((log_weight == -math.inf)[:, None], 0.0, means * deviation + centre), log_weight)
+    mean, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=False, skip=skip)
+    return Means(np.where((log_weight == -math.inf)[:, None], 0.0, mean * deviation + centre), log_weight)
 
 
 def moments(points: Points, tolerance: float = 1e-6) -> Moments:
@@ -88,9 +88,9 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
     The tolerance is in bandwidths for the offset and its square, times the deviation of the value for the product.
     """
     value, centre, deviation = standardise(points.value)
-    means, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=True)
+    columns, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=True)
     features, values = points.features, points.value.shape[1]
-    mean, rest = means[:, :values] * deviation + centre, means[:, values:]
+    mean, rest = columns[:, :values] * deviation + centre, columns[:, values:]
     offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
     product = np.empty((len(mean), features, values))
     start = 0
@@ -162,23 +162,23 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
         key_order, starts = _sort_into_blocks(np.hstack([key, key_code * scale]), KEYS)
     else:
         key_order, starts = np.arange(len(key)), _block_starts(len(key), KEYS)
-    own = np.full(len(query), -1)
-    if points.own is not None:
+    left_out = np.full(len(query), -1)
+    if points.left_out is not None:
         new_index = np.empty(len(key), np.int64)
         new_index[key_order] = np.arange(len(key))
-        own = np.where(points.own < 0, -1, new_index[points.own])[query_order]
+        left_out = np.where(points.left_out < 0, -1, new_index[points.left_out])[query_order]
     mass = np.ones(len(key)) if points.weight is None else points.weight[key_order] / heaviest
-    float32_from, left_out = precise
+    float32_from, skipped = precise
     column = np.vstack([np.ones(len(key)), points.value[key_order].T])  # [1 + values, keys]
     column32 = (column * mass if float32_from < math.inf else column[:, :0]).astype(np.float32)
     coordinates, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
     with np.errstate(divide="ignore"):  # weight 0: never seen
         log_mass = np.log(mass)
     return query_order, Data(
-        Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, own),
+        Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, left_out),
         Keys(coordinates, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, column32),
         _make_tree(np.vstack([coordinates, codes]), starts),
-        Limits(float32_from, left_out / float(mass.sum()) if skip else -1.0, points.weight is not None),
+        Limits(float32_from, skipped / float(mass.sum()) if skip else -1.0, points.weight is not None),
     )
 
 

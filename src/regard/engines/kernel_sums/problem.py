@@ -41,7 +41,7 @@ class Points:
     value: Floats  # [keys, values]
     kernel: type[Kernel] = Gaussian
     weight: Floats | None = None  # [keys], positive; default 1
-    own: Integers | None = None  # [queries]: the key that a query must not see, or -1
+    left_out: Integers | None = None  # [queries]: the key that a query must not see, or -1
     query_code: Floats | None = None  # [queries, columns], integers
     key_code: Floats | None = None  # [keys, columns]
     slope: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
@@ -64,11 +64,11 @@ class Points:
     def for_queries(self, rows: Rows) -> "Points":
         """The same problem for some of the queries."""
         code = None if self.query_code is None else self.query_code[rows]
-        own = None if self.own is None else self.own[rows]
-        return replace(self, query=self.query[rows], query_code=code, own=own)
+        left_out = None if self.left_out is None else self.left_out[rows]
+        return replace(self, query=self.query[rows], query_code=code, left_out=left_out)
 
 
-class Pooled(NamedTuple):
+class Means(NamedTuple):
     """Means of the values, and the log of the summed weight. A query that sees no key: mean 0, log weight -inf."""
 
     mean: Floats  # [queries, values]
@@ -102,7 +102,7 @@ class Queries(NamedTuple):
     points: Floats  # [features, queries] in bandwidths
     codes: Floats  # [columns, queries]
     starts: Integers  # where each block starts, and the end of the last one
-    own: Integers  # [queries]: the key that each must not see, or -1
+    left_out: Integers  # [queries]: the key that each must not see, or -1
 
 
 class Keys(NamedTuple):
@@ -190,14 +190,14 @@ class KernelEngine:
         masked = _key_weights(job)
         mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
         for lead, points in _points_of(job, masked):
-            mean[lead], log_weight[lead] = self._pool(points)
+            mean[lead], log_weight[lead] = self._means(points)
         dtype = job.value.dtype
         return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + masked.highest).to(dtype))
 
     def _algorithm(self, points: Points) -> str:
         raise NotImplementedError
 
-    def _pool(self, points: Points) -> Pooled:
+    def _means(self, points: Points) -> Means:
         raise NotImplementedError
 
 
@@ -272,10 +272,10 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
     query, key, query_code, key_code, value = expanded
     slope, jump = (x.detach().double().numpy() for x in (mixed.slope, mixed.jump)) if mixed else (np.empty(0),) * 2
     visible = masked.visible
-    own = None
+    left_out = None
     if any(part is others for part in parts_of(job.mask)):
         index = np.where(visible, np.cumsum(visible) - 1, -1)  # of each key among the visible ones
-        own = np.append(index, np.full(max(0, job.queries - job.keys), -1))[: job.queries]
+        left_out = np.append(index, np.full(max(0, job.queries - job.keys), -1))[: job.queries]
     for lead in np.ndindex(*job.leading):
         yield (
             lead,
@@ -285,7 +285,7 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
                 value[lead][visible],
                 type(kernel),
                 masked.weight,
-                own,
+                left_out,
                 query_code[lead] if mixed else None,
                 key_code[lead][visible] if mixed else None,
                 slope,

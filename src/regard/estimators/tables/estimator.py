@@ -181,7 +181,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         """
         query = self._query(X)
         smoother = self.smoother_
-        return smoother.log_density(smoother.pool(query, smoother.value[:, :1]).log_weight)
+        return smoother.log_density(smoother.means(query, smoother.value[:, :1]).log_weight)
 
     def evidence(self, X: ArrayLike, top: int | None = 5) -> Evidence:  # noqa: N803
         """The training rows behind each prediction, by weight, and the weight of the rest.

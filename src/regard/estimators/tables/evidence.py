@@ -116,7 +116,7 @@ def _top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
     points = smoother.points(query, smoother.value[:, :1])
     distance, index = KDTree(points.key).query(points.query, k=top, workers=-1)
     distance, index = distance.reshape(len(query), -1), index.reshape(len(query), -1)  # [m, top], also for top = 1
-    log_weight = smoother.pool(query, smoother.value[:, :1]).log_weight[:, None]
+    log_weight = smoother.means(query, smoother.value[:, :1]).log_weight[:, None]
     empty = log_weight == -math.inf
     score = log_kernel(points.kernel, distance**2)
     weight = np.where(empty, 0.0, np.exp(np.minimum(score - np.where(empty, 0.0, log_weight), 0.0)))

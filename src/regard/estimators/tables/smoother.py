@@ -22,7 +22,7 @@ from regard.attend import Engine, attend, kernel_means, kernel_moments, plan_sum
 from regard.data.columns import Floats
 from regard.engines import dense
 from regard.engines.job import Plan, scores_of, spans
-from regard.engines.kernel_sums.problem import Moments, Points, Pooled
+from regard.engines.kernel_sums.problem import Means, Moments, Points
 from regard.kernels import KERNELS, Gaussian, Kernel, Laplace
 from regard.masks import Mask
 from regard.scores import Score
@@ -137,7 +137,7 @@ class Smoother:
             return np.asarray(numeric @ (self.inverse.T / factor))
 
     def points(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Points:
-        """The input of the kernel engines. `leave_one_out` has the row that each query must not see."""
+        """The input of the kernel engines. `leave_one_out`, the row that each query must not see, is its `left_out`."""
         coded = self.kernel != "constant" and len(self.category_bandwidth) > 0
         return Points(
             self.in_bandwidths(query.numeric),
@@ -155,10 +155,10 @@ class Smoother:
             return Plan("dense", "a score of your own is called on blocks of queries", dense.WHOLE_MATRIX)
         return plan_sums(self.points(query, self.value), self.tolerance, moments=self.order == 1)
 
-    def pool(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Pooled:
+    def means(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Means:
         """Weighted means of the values, and log weights."""
         if callable(self.kernel):
-            return dense.pool_blocks(self.weight_blocks(query, leave_one_out), value)
+            return dense.mean_blocks(self.weight_blocks(query, leave_one_out), value)
         return kernel_means(self.points(query, value, leave_one_out), self.tolerance)
 
     def moments(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Moments:
@@ -185,8 +185,8 @@ class Smoother:
             if np.isnan(score).any() or (score == np.inf).any():
                 raise ValueError("a score must return numbers or -inf, got NaN or +inf from kernel=…")
             if leave_one_out is not None:
-                hidden = leave_one_out[block]
-                score[np.flatnonzero(hidden >= 0), hidden[hidden >= 0]] = -np.inf
+                left_out = leave_one_out[block]
+                score[np.flatnonzero(left_out >= 0), left_out[left_out >= 0]] = -np.inf
             yield block, *dense.normalise(score)
 
     def estimate(
@@ -197,18 +197,18 @@ class Smoother:
         With `outputs`, the values after the first `outputs` are their squares.
         """
         if self.order == 0:
-            return _Estimate(*self.pool(query, value, leave_one_out))
+            return _Estimate(*self.means(query, value, leave_one_out))
         moments = self.moments(query, value, leave_one_out)
         lines = fit_lines(moments, self.ridge, outputs)
         return _Estimate(lines.intercept, moments.log_weight, lines)
 
-    def predict(self, query: Rows, leave_one_out: Indices | None = None) -> Pooled:
+    def predict(self, query: Rows, leave_one_out: Indices | None = None) -> Means:
         """Predictions [m, c] and log weights. A query that sees no row gets the nearest row's value, and -inf."""
         mean, log_weight, _ = self.estimate(query, self.value, leave_one_out)
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             mean[empty] = self.nearest_value(query[empty], None if leave_one_out is None else leave_one_out[empty])
-        return Pooled(mean, log_weight)
+        return Means(mean, log_weight)
 
     def predict_with_deviation(self, query: Rows) -> tuple[Floats, Floats, Floats]:
         """Predictions, the weighted standard deviation of the values about them, and log weights."""
