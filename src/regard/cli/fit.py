@@ -32,7 +32,7 @@ class _Output:
 def subjects() -> dict[str, AnySubject]:
     """The subjects by the names of their commands."""
     commands = [subject_module(name, "command").SUBJECT for name in SUBJECTS]
-    return {each.name: each for each in commands}
+    return {subject.name: subject for subject in commands}
 
 
 class FitGroup(typer.core.TyperGroup):
@@ -57,7 +57,7 @@ class FitGroup(typer.core.TyperGroup):
     def format_commands(self, ctx: Context, formatter: Any) -> None:
         """List the subjects, one line each, without importing their estimators."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(each)) for name, each in subjects().items()])
+            formatter.write_dl([(name, _summary(subject)) for name, subject in subjects().items()])
 
 
 class _FitCommand(typer.core.TyperCommand):
@@ -70,7 +70,9 @@ class _FitCommand(typer.core.TyperCommand):
             option = getattr(error, "option_name", None)
             if option is None or not hasattr(error, "possibilities"):  # it is not click's NoSuchOption
                 raise
-            options = [name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)]
+            options = [
+                name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)
+            ]
             known = [name for name in options if name.startswith("--")]
             raise ValueError(_unknown_option(str(ctx.info_name), option, known)) from None
 
@@ -84,7 +86,7 @@ def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
     near = get_close_matches(option, known, 1, cutoff=0.75)
     if near:
         return f"regard fit {name} has no option {option}; did you mean {near[0]}?"
-    others = [other for other, each in subjects().items() if option in map(_typed, _declared(each))]
+    others = [other for other, subject in subjects().items() if option in map(_option_name, _declared(subject))]
     if others:
         where = " and ".join(f"regard fit {other}" for other in others)
         return f"regard fit {name} has no option {option}; it is an option of {where}"
@@ -93,107 +95,107 @@ def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
     return f"regard fit {name} has no option {option}{hint}; regard fit {name} --help lists all"
 
 
-def _fit_command(each: AnySubject) -> _Command:
+def _fit_command(subject: AnySubject) -> _Command:
 
     def fit(ctx: typer.Context, **_: object) -> None:
-        _fit(each, ctx)
+        _fit(subject, ctx)
 
     # The default of an option is None: what was not typed keeps the default that the setting declares.
     signature = [
         inspect.Parameter(
-            one.name,
+            field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=_option(one),
-            default=inspect.Parameter.empty if one.required else None,
+            annotation=_option(field),
+            default=inspect.Parameter.empty if field.required else None,
         )
-        for one in sorted(_declared(each), key=lambda one: not _is_argument(one))
+        for field in sorted(_declared(subject), key=lambda field: not _is_argument(field))
     ]
     signature.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     fit.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-    fit.__annotations__ = {one.name: one.annotation for one in signature}
-    fit.__doc__ = _summary(each)
+    fit.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
+    fit.__doc__ = _summary(subject)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-    app.command(each.name, cls=_FitCommand, context_settings=settings)(fit)
+    app.command(subject.name, cls=_FitCommand, context_settings=settings)(fit)
     return typer.main.get_command(app)
 
 
-def _fit(each: AnySubject, ctx: typer.Context) -> None:
+def _fit(subject: AnySubject, ctx: typer.Context) -> None:
 
-    def typed(settings: list[Setting]) -> dict[str, Any]:
-        given = [(one, ctx.params[one.name]) for one in settings]
-        return {one.name: _value(one, value) for one, value in given if value is not None}
+    def given_values(settings: list[Setting]) -> dict[str, Any]:
+        given = [(field, ctx.params[field.name]) for field in settings]
+        return {field.name: _value(field, value) for field, value in given if value is not None}
 
-    output = _Output(**typed(settings_of(_Output)))
+    output = _Output(**given_values(settings_of(_Output)))
     saving.check_folder(output.out)
-    settings = {"random_state": output.seed, "verbose": not output.quiet, **typed(_settings(each))}
-    fitted = each.fit(each.data(**typed(settings_of(each.data))), settings, output.out)
+    settings = {"random_state": output.seed, "verbose": not output.quiet, **given_values(_settings(subject))}
+    fitted = subject.fit(subject.data(**given_values(settings_of(subject.data))), settings, output.out)
     if os.environ.get("RANK", "0") != "0":  # of the processes that `torchrun` started, one writes
         return
     config, *rest = fitted.model.state()
     saving.write_folder(output.out, {**config, **fitted.extra}, *rest)
-    each.finish(output.out)
+    subject.finish(output.out)
     for line in [*fitted.messages[:-1], f"{fitted.messages[-1]} → {output.out}"]:
         say(line, output.quiet)
 
 
-def _settings(each: AnySubject) -> list[Setting]:
+def _settings(subject: AnySubject) -> list[Setting]:
     """The settings of a subject's estimators that are options, each once."""
     import regard.estimators
 
-    classes = [getattr(regard.estimators, name) for name in each.estimators]
-    options = {one.name: one for made in classes for one in settings_of(made) if one.option}
-    data = {one.name for one in settings_of(each.data)}
-    return [one for name, one in options.items() if name not in data]
+    classes = [getattr(regard.estimators, name) for name in subject.estimators]
+    options = {field.name: field for made in classes for field in settings_of(made) if field.option}
+    data = {field.name for field in settings_of(subject.data)}
+    return [field for name, field in options.items() if name not in data]
 
 
-def _declared(each: AnySubject) -> list[Setting]:
+def _declared(subject: AnySubject) -> list[Setting]:
     """All that `regard fit NAME` takes."""
-    return [*settings_of(each.data), *_settings(each), *settings_of(_Output)]
+    return [*settings_of(subject.data), *_settings(subject), *settings_of(_Output)]
 
 
-def _option(one: Setting) -> Any:
+def _option(field: Setting) -> Any:
     kind: Any = str
-    if one.parse is None:
-        kind = next((known for known in (bool, int, float, Path) if known in one.kinds), str)
-    words = not one.kinds and all(isinstance(choice, str) for choice in one.choices)
-    metavar = None if kind is bool else _METAVARS[kind] if not one.choices else "WORD" if words else "VALUE"
-    named = one.parse is not None or all(str(choice) in one.help for choice in one.choices)
-    choices = "" if named else f": {', '.join(map(str, one.choices))}"
-    typed = kind if one.required else kind | None
-    if _is_argument(one):
-        return Annotated[typed, typer.Argument(help=one.help, metavar="FILE")]
-    shown = not any(one.default is hidden for hidden in (None, REQUIRED, True, False, ""))
-    text = f"{one.help}{choices}" + (f" [{one.default}]" if shown else "")
-    name = _typed(one)
-    names = f"{name}/--no-{name[2:]}" if one.default is True else name
-    return Annotated[typed, typer.Option(names, help=text, metavar=metavar, show_default=False)]
+    if field.parse is None:
+        kind = next((known for known in (bool, int, float, Path) if known in field.kinds), str)
+    words = not field.kinds and all(isinstance(choice, str) for choice in field.choices)
+    metavar = None if kind is bool else _METAVARS[kind] if not field.choices else "WORD" if words else "VALUE"
+    named = field.parse is not None or all(str(choice) in field.help for choice in field.choices)
+    choices = "" if named else f": {', '.join(map(str, field.choices))}"
+    annotation = kind if field.required else kind | None
+    if _is_argument(field):
+        return Annotated[annotation, typer.Argument(help=field.help, metavar="FILE")]
+    shown = not any(field.default is hidden for hidden in (None, REQUIRED, True, False, ""))
+    text = f"{field.help}{choices}" + (f" [{field.default}]" if shown else "")
+    name = _option_name(field)
+    names = f"{name}/--no-{name[2:]}" if field.default is True else name
+    return Annotated[annotation, typer.Option(names, help=text, metavar=metavar, show_default=False)]
 
 
-def _is_argument(one: Setting) -> bool:
+def _is_argument(field: Setting) -> bool:
     """Whether a setting is the command's argument, FILE; all others are options."""
-    return one.positional and one.name == "file"
+    return field.positional and field.name == "file"
 
 
-def _value(one: Setting, typed: Any) -> Any:
+def _value(field: Setting, text: Any) -> Any:
     """The value of an option, checked by what the setting declares."""
-    if one.parse is not None:
-        value = one.parse(typed)
-    elif typed == "none" and one.optional:
+    if field.parse is not None:
+        value = field.parse(text)
+    elif text == "none" and field.optional:
         value = None
     else:
-        value = next((choice for choice in one.choices if str(choice) == typed), typed)
+        value = next((choice for choice in field.choices if str(choice) == text), text)
     try:
-        one.verify(value)
+        field.verify(value)
     except ValueError as error:
-        raise ValueError(f"{_typed(one)}: {error}") from None
+        raise ValueError(f"{_option_name(field)}: {error}") from None
     return value
 
 
-def _typed(one: Setting) -> str:
+def _option_name(field: Setting) -> str:
     """A setting as an option is typed."""
-    return f"--{one.name.replace('_', '-')}"
+    return f"--{field.name.replace('_', '-')}"
 
 
-def _summary(each: AnySubject) -> str:
-    return (type(each).__doc__ or "").split("\n")[0]
+def _summary(subject: AnySubject) -> str:
+    return (type(subject).__doc__ or "").split("\n")[0]

@@ -180,7 +180,7 @@ class Schema:
 
     def features(self, frame: "DataFrame") -> "DataFrame":
         """The features of a new table, by name, of the same kind, and without missing cells; and its column of bags."""
-        beside = {} if self.bag is None else {self.bag: select_columns(frame, [self.bag])[self.bag]}
+        extra_columns = {} if self.bag is None else {self.bag: select_columns(frame, [self.bag])[self.bag]}
         frame = select_columns(frame, self.kinds).copy()
         for name, kind in self.kinds.items():
             if kind in ("number", "code") and is_text(frame[name]):
@@ -189,7 +189,7 @@ class Schema:
             frame, _ = impute(frame, self.fill)
         check_complete(frame, "fill it in, leave the row out, or fit the model with --impute")
         check_finite(frame)
-        return frame.assign(**beside)
+        return frame.assign(**extra_columns)
 
     def to_json(self) -> dict[str, object]:
         """The schema as a model's `config.json` holds it."""

@@ -227,13 +227,13 @@ def checked_top(top: SupportsIndex | None, most: int, of: str) -> int:
     return most if top is None else min(operator.index(top), most)
 
 
-def check_memory(queries: int, wide: int, of: str, numbers: int = 2) -> None:
-    """Raise if weights [queries, wide], each with its index and other `numbers`, would take too much memory."""
-    size = numbers * 8 * queries * wide
+def check_memory(queries: int, keys: int, noun: str, numbers_per_weight: int = 2) -> None:
+    """Raise if weights [queries, keys], of `numbers_per_weight` numbers each, would take too much memory."""
+    size = numbers_per_weight * 8 * queries * keys
     if size > WHOLE_LIMIT:
         raise ValueError(
-            f"{wide:,} weights of each of {queries:,} {of} would take {size / 2**30:.1f} GiB, above the limit"
-            f" of 2 GiB: ask for top=8, or for fewer {of} at a time"
+            f"{keys:,} weights of each of {queries:,} {noun} would take {size / 2**30:.1f} GiB, above the limit"
+            f" of 2 GiB: ask for top=8, or for fewer {noun} at a time"
         )
 
 

@@ -17,7 +17,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import numpy as np
@@ -142,7 +142,7 @@ def setting(
     option     False: the command line does not offer it
     """
     declared = {"help": help, "bounds": bounds, "check": check, "parse": parse, "option": option}
-    return field(default=default, kw_only=kw_only, metadata={_METADATA: declared})
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={_METADATA: declared})
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(setting,))
@@ -159,16 +159,16 @@ def settings_of(cls: type) -> list[Setting]:
     """The settings of a class in the order of their declaration, its own before those of its bases."""
     hints = typing.get_type_hints(cls)
     order = list(dict.fromkeys(name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})))
-    fields = sorted(dataclasses.fields(cls), key=lambda each: order.index(each.name))
-    return [_setting(cls, each, hints[each.name]) for each in fields if each.init]
+    fields = sorted(dataclasses.fields(cls), key=lambda field: order.index(field.name))
+    return [_setting(cls, field, hints[field.name]) for field in fields if field.init]
 
 
-def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting:
+def _setting(cls: type, field: "dataclasses.Field[Any]", hint: object) -> Setting:
     """A field with the metadata that it, or the field that it overrides in a base class, was declared with."""
-    above = (getattr(base, "__dataclass_fields__", {}).get(each.name) for base in cls.__mro__)
+    above = (getattr(base, "__dataclass_fields__", {}).get(field.name) for base in cls.__mro__)
     declared = next((base.metadata[_METADATA] for base in above if base and _METADATA in base.metadata), None)
     if declared is None:
-        raise TypeError(f"{cls.__name__}.{each.name} must be declared by setting(help, default=…)")
+        raise TypeError(f"{cls.__name__}.{field.name} must be declared by setting(help, default=…)")
     kinds: list[object] = []
     choices: list[object] = []
     for member in _members(hint):
@@ -180,7 +180,7 @@ def _setting(cls: type, each: "dataclasses.Field[Any]", hint: object) -> Setting
         declared = {**declared, "bounds": {"at_least": 1}}
     optional = type(None) in _members(hint) or None in choices
     return Setting(
-        each.name, tuple(kinds), tuple(choices), optional, each.default, positional=not each.kw_only, **declared
+        field.name, tuple(kinds), tuple(choices), optional, field.default, positional=not field.kw_only, **declared
     )
 
 
@@ -193,8 +193,8 @@ def _members(hint: object) -> list[object]:
 
 def check_settings(estimator: object) -> None:
     """Raise ValueError for the first setting whose value is not allowed."""
-    for each in settings_of(type(estimator)):
-        each.verify(getattr(estimator, each.name))
+    for field in settings_of(type(estimator)):
+        field.verify(getattr(estimator, field.name))
 
 
 def saved_settings(estimator: BaseEstimator) -> dict[str, Any]:
@@ -215,9 +215,9 @@ def settings_table(cls: type) -> str:
     | `verbose` | `True` | show progress bars for work longer than a second | True or False |
     """
     rows = ["| setting | default | what it is | values |", "|---|---|---|---|"]
-    for each in settings_of(cls):
-        simple = each.check is None and all(kind in _SIMPLE for kind in each.kinds) and (each.kinds or each.choices)
-        cells = [f"`{each.name}`", f"`{_shown(each.default)}`", each.help, each.requirement() if simple else ""]
+    for field in settings_of(cls):
+        simple = field.check is None and all(kind in _SIMPLE for kind in field.kinds) and (field.kinds or field.choices)
+        cells = [f"`{field.name}`", f"`{_shown(field.default)}`", field.help, field.requirement() if simple else ""]
         rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows)
 

@@ -153,10 +153,10 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
 
     def read_rows(self, model: Any, schema: TableSchema, path: Path) -> "DataFrame":
         """New rows: columns by name, or by position if the model was fitted on columns without names."""
-        beside = [] if schema.bag is None else [schema.bag]
-        frame = read_table(path, text=[*schema.text, *beside])
+        extra_columns = [] if schema.bag is None else [schema.bag]
+        frame = read_table(path, text=[*schema.text, *extra_columns])
         if not hasattr(model, "feature_names_in_"):
-            names = [name for name in frame.columns if name not in beside]
+            names = [name for name in frame.columns if name not in extra_columns]
             if len(names) != len(schema.kinds):
                 raise ValueError(
                     f"the model was fitted on {len(schema.kinds)} columns without names, {path} has {len(names)}:"
@@ -193,13 +193,13 @@ def read_features(
     return filled, fill
 
 
-def predict_classes(model: Any, inputs: Any, proba: bool, beside: Sequence[str] = ()) -> dict[str, Any]:
+def predict_classes(model: Any, inputs: Any, proba: bool, extra_columns: Sequence[str] = ()) -> dict[str, Any]:
     """The most probable class, and with `proba` the probability of each class, by the name of the column."""
     chance, target = model.predict_proba(inputs), model.targets_[0]
     predicted = {target: model.classes_[chance.argmax(axis=1)]}
     for index, label in enumerate(model.classes_ if proba else ()):
         name = f"p_{label}"
-        if name in (target, *beside):
+        if name in (target, *extra_columns):
             raise ValueError(f"--proba adds a column {name!r}, but the table has a column of this name: rename it")
         predicted[name] = chance[:, index]
     return predicted
@@ -262,7 +262,7 @@ def count_parameters(network: "nn.Module") -> str:
 
 def make(estimator: type, settings: dict[str, Any]) -> Any:
     """An estimator with the settings that were typed; one that only another estimator has raises."""
-    known = [each.name for each in settings_of(estimator)]
+    known = [field.name for field in settings_of(estimator)]
     foreign = [name for name in settings if name not in known]
     if foreign:
         raise ValueError(f"--{foreign[0].replace('_', '-')} is not a setting of {estimator.__name__}")

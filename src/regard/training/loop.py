@@ -165,7 +165,7 @@ def train(
         group.copy_from_main(model)
         run.state.finished = run.is_over()
         while not run.is_over():
-            run.epoch(batches(run.state.epoch))
+            run.run_epoch(batches(run.state.epoch))
         return run.finish()
 
 
@@ -211,9 +211,9 @@ class Run(Generic[Batch]):
             return epoch >= self.recipe.epochs
         return len(validations) - 1 - validations.index(min(validations)) >= patience
 
-    def epoch(self, batches: Iterable[Batch]) -> None:
+    def run_epoch(self, batches: Iterable[Batch]) -> None:
         """One pass over the batches, the validation after it, and a checkpoint."""
-        self.steps(batches)
+        self.run_steps(batches)
         state, average = self.state, self.recipe.average
         if self.validate is None:
             state.best_epoch = state.epoch
@@ -229,14 +229,14 @@ class Run(Generic[Batch]):
         state.finished = self.is_over()
         self.save()
 
-    def steps(self, batches: Iterable[Batch]) -> None:
+    def run_steps(self, batches: Iterable[Batch]) -> None:
         """The steps of an epoch, from the first batch that is not yet done."""
         self.model.train()
         state, length = self.state, len(batches) if isinstance(batches, Sized) else None
         remaining = itertools.islice(batches, state.batches, None)
         start, total = time.perf_counter(), 0
         while some := list(itertools.islice(remaining, self.recipe.accumulate)):
-            value, count = self.step(some)
+            value, count = self.run_step(some)
             state.losses.append(value)
             state.batches, state.steps, total = state.batches + len(some), state.steps + 1, total + count
             unit = self.monitor.unit
@@ -255,7 +255,7 @@ class Run(Generic[Batch]):
         state.batches, state.losses = 0, []
         self.bar.update(done=state.epoch + 1)
 
-    def step(self, batches: list[Batch]) -> tuple[float, int]:
+    def run_step(self, batches: list[Batch]) -> tuple[float, int]:
         """One step of the optimizer on some batches; returns the loss before it and their total count."""
         optimizer, clip = self.recipe.optimizer, self.recipe.clip
         optimizer.zero_grad()

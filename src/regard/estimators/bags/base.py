@@ -86,7 +86,7 @@ class OverBags(_FeatureSettings, SavedEstimator):
         """The `top` instances behind each prediction, by weight, and the weight of the rest; by default all."""
         bags, classes = self._read(X), getattr(self, "classes_", None)
         count = checked_top(top, int(bags.sizes.max(initial=0)), "instances")
-        check_memory(len(bags), count, "bags", numbers=2 + (1 if classes is None else len(classes)))
+        check_memory(len(bags), count, "bags", numbers_per_weight=2 + (1 if classes is None else len(classes)))
         return top_evidence(bags, *self._explain(bags), count, classes)
 
     def _learned(self) -> State:

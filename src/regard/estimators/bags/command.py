@@ -73,7 +73,7 @@ class BagSubject(TableSubject[BagTable, Bags]):
             raise ValueError("--proba is for classification")
         table = {str(schema.bag): inputs.names}
         if hasattr(model, "classes_"):
-            table |= predict_classes(model, inputs, "proba" in columns, beside=list(table))
+            table |= predict_classes(model, inputs, "proba" in columns, extra_columns=list(table))
         else:
             table[schema.target] = model.predict(inputs)
         return import_pandas().DataFrame(table)

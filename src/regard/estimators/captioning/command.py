@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MARKER = "made-by-regard-fit"
 """A file in a cache folder that `regard fit` made, and may remove."""
-PHOTOS_PER_BATCH = 64
+IMAGES_PER_BATCH = 64
 LETTERS_PER_INCH = 12
 """Letters of a title per inch of a figure's width."""
 
@@ -128,9 +128,9 @@ def caption(
     """
     model = SUBJECT.open_folder(folder, "caption")
     errors: list[str] = []
-    paths = find_photos(photos)
+    paths = find_images(photos)
     plots = {} if plot is None else plot_paths(plot, paths)
-    for path, pixels, text in caption_photos(model, paths, beam, errors.append):
+    for path, pixels, text in caption_images(model, paths, beam, errors.append):
         typer.echo(f"{path}\t{text}")
         if plots:
             SUBJECT.save_plot(model.evidence(pixels, text), 0, plots[path], path.name)
@@ -140,38 +140,38 @@ def caption(
         raise typer.Exit(1)
 
 
-def find_photos(paths: Sequence[Path]) -> list[Path]:
-    """Photos, and those in folders, in the order of their names."""
-    photos: list[Path] = []
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """Images, and those in folders, in the order of their names."""
+    images: list[Path] = []
     for path in paths:
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
         if not files:
             raise ValueError(f"{path} must have an image in it, got none: {', '.join(sorted(SUFFIXES))}")
-        photos += files
-    return photos
+        images += files
+    return images
 
 
-def plot_paths(plot: Path, photos: Sequence[Path]) -> dict[Path, Path]:
-    """The path of each photo's picture: of several photos their names are added, of equal names also their folders.
+def plot_paths(plot: Path, images: Sequence[Path]) -> dict[Path, Path]:
+    """The path of each image's plot: of several images their names are added, of equal names also their folders.
 
     >>> paths = plot_paths(Path("o.png"), [Path("a/x.jpg"), Path("b/x.jpg"), Path("y.png")])
     >>> [path.name for path in paths.values()]
     ['o-a-x.jpg.png', 'o-b-x.jpg.png', 'o-y.png']
     """
-    if len(photos) == 1:
-        return {photos[0]: plot}
-    counts = Counter(path.stem for path in photos)
-    names = {path: path.stem if counts[path.stem] == 1 else "-".join(path.parts).strip("/-") for path in photos}
+    if len(images) == 1:
+        return {images[0]: plot}
+    counts = Counter(path.stem for path in images)
+    names = {path: path.stem if counts[path.stem] == 1 else "-".join(path.parts).strip("/-") for path in images}
     return {path: plot.with_name(f"{plot.stem}-{name}{plot.suffix}") for path, name in names.items()}
 
 
-def caption_photos(
-    model: "Captioner", photos: Sequence[Path], beam: int, report: Callable[[str], None]
+def caption_images(
+    model: "Captioner", paths: Sequence[Path], beam: int, report: Callable[[str], None]
 ) -> Iterator[tuple[Path, NDArray[np.uint8], str]]:
-    """Path, pixels [size, size, 3] and caption of each photo; the error of one that cannot be read is reported."""
-    for start in range(0, len(photos), PHOTOS_PER_BATCH):
+    """Path, pixels [size, size, 3] and caption of each image; the error of one that cannot be read is reported."""
+    for start in range(0, len(paths), IMAGES_PER_BATCH):
         images: dict[Path, NDArray[np.uint8]] = {}
-        for path in photos[start : start + PHOTOS_PER_BATCH]:
+        for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
                 images[path] = read_image(path, model.encoder_.image_size)
             except (OSError, ValueError) as error:

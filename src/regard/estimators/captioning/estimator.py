@@ -34,11 +34,11 @@ from regard.estimators.captioning.training import (
     caption_text,
     caption_tokens,
     check_encoder,
-    data_of_run,
     encode_batches,
     make_encoder,
     open_grids,
     prepare_data,
+    run_fingerprint,
     validation_score,
     warn_of_soft_epoch,
 )
@@ -151,7 +151,7 @@ class Captioner(TrainedEstimator):
             self._check_encoder(encoder)
             decoder = self._make_decoder(data.tokenizer.get_vocab_size(), encoder)
             monitor = Monitor("learning to caption", self.verbose, unit="words", tensorboard=tensorboard)
-            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=data_of_run(data, encoder))
+            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=run_fingerprint(data, encoder))
             with open_grids(encoder, data.images, self.cache, mirror=self.mirror, progress=self.verbose) as grids:
                 self.history_ = self._train(data, grids, encoder, decoder, seed, run)
         self.tokenizer_, self.left_out_ = data.tokenizer, data.skipped

@@ -250,7 +250,7 @@ def _all_captions(several: Sequence[Example]) -> list[str]:
     return [caption for example in several for caption in example.captions]
 
 
-def data_of_run(data: TrainingData, encoder: GridEncoder) -> Iterator[str]:
+def run_fingerprint(data: TrainingData, encoder: GridEncoder) -> Iterator[str]:
     """Texts that identify what a run is trained and validated with, so that it is not resumed with other data."""
     yield from _all_captions(data.training)
     yield from _all_captions(data.validation)

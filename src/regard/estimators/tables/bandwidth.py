@@ -45,7 +45,7 @@ _MIN_CATEGORY_EXPONENT = -40.0
 """Lower bound on the exponent of the odds of λ: at it, other categories have no weight."""
 RIDGES = (1e-2, 1e-6, 1e-10)
 """Ridges on the slopes of local lines, of which a search takes the best."""
-PAIRS, PAIRS_MANY_FACTORS = 1e9, 2.5e8
+MAX_PAIRS_PER_TRIAL, PAIRS_MANY_FACTORS = 1e9, 2.5e8
 """Number of pairs in one trial of a search, for one factor and for many. Of more rows, a random sample that fits is
 left out in turn."""
 
@@ -207,7 +207,7 @@ def _search_factors(
         )
     separate = metric == "diagonal" and columns > 1
     categories = len(smoother.category_bandwidth)
-    pairs = PAIRS_MANY_FACTORS if separate or categories else PAIRS
+    pairs = PAIRS_MANY_FACTORS if separate or categories else MAX_PAIRS_PER_TRIAL
     rows = leave_one_out_rows(smoother, pairs, seed) if criterion == "cv" else np.arange(count)
     evaluate = leave_one_out_error if criterion == "cv" else _corrected_aic
     grid = GRID if count < _COARSE_GRID_ROWS else GRID[::2]
@@ -287,7 +287,9 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
         smoother, history = _learn_matrix(smoother, KERNELS[smoother.kernel], metric, seed, progress)
     if len(smoother.category_bandwidth):
         smoother = _search_bandwidth(smoother, "cv", "scalar", seed, progress).smoother
-    return _BandwidthChoice(smoother, leave_one_out_error(smoother, leave_one_out_rows(smoother, PAIRS, seed)), history)
+    return _BandwidthChoice(
+        smoother, leave_one_out_error(smoother, leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)), history
+    )
 
 
 def _learn_matrix(

@@ -43,7 +43,7 @@ BATCH = 512
 """Rows predicted in one step; at most a quarter of all, so that enough are left to predict them from."""
 KEYS = 4096
 """Keys drawn for a step, among the rows that are not predicted in it."""
-PAIRS = 2**22
+PAIRS_PER_STEP = 2**22
 """Pairs of query and key in one step against all keys."""
 STRETCH_STEPS, MIXING_STEPS, LINEAR_STEPS, LAST_STEPS = 200, 400, 150, 100
 """Steps of each stage: a stretch for each feature, the matrix, a linear fit, and against all keys."""
@@ -320,7 +320,7 @@ def _validation_trial(sample: Sample, split: Split, score: Score, order: int, ke
 
 def _rows_per_call(keys: int) -> int:
     """The number of rows that are predicted at a time from this number of keys."""
-    return max(64, PAIRS // keys)
+    return max(64, PAIRS_PER_STEP // keys)
 
 
 @torch.no_grad()
