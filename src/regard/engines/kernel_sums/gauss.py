@@ -74,8 +74,8 @@ class Gauss(KernelEngine):
 
     >>> import torch, regard
     >>> x, y = torch.randn(9, 1), torch.randn(9, 2)
-    >>> regard.attend(x, x, y, score=regard.scores.Gaussian(0.5), engine=Gauss(tolerance=1e-3)).shape
-    torch.Size([9, 2])
+    >>> regard.plan(x, x, y, score=regard.scores.Gaussian(0.5), engine=Gauss(tolerance=1e-3)).algorithm
+    'gauss: Fourier transforms, and pairs for queries with little weight'
     """
 
     name = "gauss"

@@ -52,8 +52,8 @@ class Pairs(KernelEngine):
 
     >>> import torch, regard
     >>> x, y = torch.randn(9, 3), torch.randn(9, 2)
-    >>> regard.attend(x, x, y, score=regard.scores.Laplace(0.5), engine=Pairs(tolerance=1e-9)).shape
-    torch.Size([9, 2])
+    >>> regard.plan(x, x, y, score=regard.scores.Laplace(0.5), engine=Pairs(tolerance=1e-9)).algorithm
+    'pairs: float64 loops'
     """
 
     name = "pairs"
