@@ -205,7 +205,7 @@ def kernel_sums(points):
             score = log_kernel(name, distance) + (0.0 if points.weight is None else np.log(points.weight))
         for column in range(points.columns):
             apart = np.abs(points.key_code[:, column] - points.query_code[number, column])
-            score = score - points.slope[column] * apart - points.jump[column] * (apart != 0)
+            score = score - points.per_step[column] * apart - points.per_change[column] * (apart != 0)
         if points.left_out is not None and points.left_out[number] >= 0:
             score[points.left_out[number]] = -np.inf
         highest = score.max()

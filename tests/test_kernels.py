@@ -88,8 +88,8 @@ def test_a_subclass_with_another_profile_is_no_longer_taken_for_a_gaussian():
     assert_close(regard.attend(x, x, x, score=Wider(1.0)), regard.attend(x, x, x, score=scores.Laplace(1.0)))
 
 
-def test_mixed_subtracts_a_step_for_each_code_apart_and_a_jump_for_any():
-    score = Mixed(Gaussian(1.0), slope=torch.tensor([0.5, 0.0]), jump=torch.tensor([2.0, 0.25]))
+def test_mixed_subtracts_for_each_step_between_codes_and_for_any_change():
+    score = Mixed(Gaussian(1.0), per_step=torch.tensor([0.5, 0.0]), per_change=torch.tensor([2.0, 0.25]))
     key = torch.tensor([[0.0, 1.0, 3.0], [0.0, 4.0, 3.0], [2.0, 1.0, 1.0]])
     assert_close(score(torch.tensor([[0.0, 1.0, 3.0]]), key), torch.tensor([[0.0, -3.5, -2.25]]))
     with pytest.raises(

@@ -83,9 +83,11 @@ def test_several_models_run_as_one_and_have_derivatives_forward(name):
     with torch.no_grad():
         found = vmap(lambda *state: functional_call(models[0], state, (x,)))(*stack_module_state(models))
         assert_close(found, torch.stack([model(x) for model in models]))
-    _, slope = jvp(models[1], (x,), (step,))
+    _, derivative = jvp(models[1], (x,), (step,))
     near = 1e-6
-    assert_close(slope, (models[1](x + near * step) - models[1](x - near * step)) / (2 * near), rtol=1e-4, atol=1e-5)
+    assert_close(
+        derivative, (models[1](x + near * step) - models[1](x - near * step)) / (2 * near), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_large_layers_are_transformed_too():

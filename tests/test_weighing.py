@@ -17,14 +17,14 @@ def test_linear_attention_is_the_trace_of_the_note():
     assert_close((attended @ u).squeeze(), torch.trace(bag @ bag.T @ torch.outer(v, u)))
 
 
-def test_hard_takes_the_best_key_and_gives_no_slope_to_the_scores():
+def test_hard_takes_the_best_key_and_gives_no_gradient_to_the_scores():
     query, key, value = (torch.randn(n, 3, requires_grad=True) for n in (4, 6, 6))
     mean = regard.attend(query, key, value, score=scores.dot, weigh=weighing.hard)
     assert torch.equal(mean, value[(query @ key.T).argmax(dim=-1)])
-    slopes = torch.autograd.grad(mean.sum(), (query, key, value), allow_unused=True)
-    assert slopes[0] is None
-    assert slopes[1] is None
-    assert slopes[2] is not None
+    gradients = torch.autograd.grad(mean.sum(), (query, key, value), allow_unused=True)
+    assert gradients[0] is None
+    assert gradients[1] is None
+    assert gradients[2] is not None
 
 
 def test_hard_sample_draws_from_softmax_and_tells_its_odds():
@@ -39,9 +39,9 @@ def test_hard_sample_draws_from_softmax_and_tells_its_odds():
     assert_close(draw.log_probability.detach(), probability[draw.index].log())
     entropy = torch.distributions.Categorical(probability).entropy()
     assert_close(draw.entropy[0].detach(), entropy)
-    (slope,) = torch.autograd.grad(draw.log_probability.sum() + draw.entropy.sum(), scored)
-    assert slope.isfinite().all()
-    assert_close(slope.sum(dim=-1), torch.zeros(20_000), atol=1e-5, rtol=0)
+    (gradient,) = torch.autograd.grad(draw.log_probability.sum() + draw.entropy.sum(), scored)
+    assert gradient.isfinite().all()
+    assert_close(gradient.sum(dim=-1), torch.zeros(20_000), atol=1e-5, rtol=0)
 
 
 def test_the_score_function_gradient_is_right_on_average():
@@ -95,8 +95,8 @@ def test_what_may_not_be_looked_at_has_no_weight_in_a_weighing_of_ones_own(own):
     query, key, value = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5))
     mask = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]]).bool()
     mean = regard.attend(query, key, value, mask=mask, weigh=own)
-    slopes = torch.autograd.grad(mean.square().sum(), (query, key, value))
-    assert all(slope.isfinite().all() for slope in slopes)
+    gradients = torch.autograd.grad(mean.square().sum(), (query, key, value))
+    assert all(gradient.isfinite().all() for gradient in gradients)
     assert (mean[1] == 0).all()
     for place in (0, 3):
         some = mask[place]

@@ -328,44 +328,45 @@ else:
 class Mixed(nn.Module):
     """A kernel of numeric columns times one of each categorical column.
 
-        log K(‖H⁻¹(query - key)‖) - Σ (slope · |code - code'| + jump · [code ≠ code'])
+        log K(‖H⁻¹(query - key)‖) - Σ (per_step · |code - code'| + per_change · [code ≠ code'])
 
-    The last columns of query and key are integer codes of categories, one column for each entry of `slope` and
-    `jump`. A slope of 0 is the kernel of Aitchison and Aitken (1976) for unordered categories, a jump of
-    log 2 that of Wang and van Ryzin (1981) for ordered ones.
+    The last columns of query and key are integer codes of categories, one column for each entry of `per_step` (what a
+    step between codes subtracts) and `per_change` (what any difference subtracts). With `per_step` 0 this is the kernel
+    of Aitchison and Aitken (1976) for unordered categories, with `per_change` log 2 that of Wang and van Ryzin (1981)
+    for ordered ones.
 
     >>> import torch
-    >>> score = Mixed(Gaussian(1.0), slope=torch.tensor([0.0]), jump=torch.tensor([2.0]))
+    >>> score = Mixed(Gaussian(1.0), per_step=torch.tensor([0.0]), per_change=torch.tensor([2.0]))
     >>> score(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 5.0]])).tolist()
     [[-0.0, -2.0]]
     """
 
-    def __init__(self, kernel: Kernel, slope: Tensor, jump: Tensor) -> None:
+    def __init__(self, kernel: Kernel, per_step: Tensor, per_change: Tensor) -> None:
         super().__init__()
-        if slope.ndim != 1 or slope.shape != jump.shape:
+        if per_step.ndim != 1 or per_step.shape != per_change.shape:
             raise ValueError(
-                "slope and jump must be vectors with one entry per column,"
-                f" got shapes {list(slope.shape)} and {list(jump.shape)}"
+                "per_step and per_change must be vectors with one entry per column,"
+                f" got shapes {list(per_step.shape)} and {list(per_change.shape)}"
             )
-        self.kernel, self.slope, self.jump = kernel, slope, jump
+        self.kernel, self.per_step, self.per_change = kernel, per_step, per_change
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        columns = len(self.jump)
+        columns = len(self.per_change)
         if not min(query.shape[-1], key.shape[-1]) >= columns:
             raise ValueError(
                 f"{columns} columns of codes need query and key of at least that size,"
                 f" got {query.shape[-1]} and {key.shape[-1]}"
             )
         score: Tensor = self.kernel(*(x[..., : x.shape[-1] - columns] for x in (query, key)))
-        slope, jump = (x.to(query.device, query.dtype) for x in (self.slope, self.jump))
+        per_step, per_change = (x.to(query.device, query.dtype) for x in (self.per_step, self.per_change))
         for column in range(columns):
             query_code, key_code = query[..., column - columns], key[..., column - columns]  # [..., q], [..., k]
             apart = (query_code.unsqueeze(-1) - key_code.unsqueeze(-2)).abs()  # [..., q, k]
-            score = score - slope[column] * apart - jump[column] * (apart > 0)
+            score = score - per_step[column] * apart - per_change[column] * (apart > 0)
         return score
 
     def extra_repr(self) -> str:
-        return f"slope={self.slope.tolist()}, jump={self.jump.tolist()}"
+        return f"per_step={self.per_step.tolist()}, per_change={self.per_change.tolist()}"
 
 
 DOT_LIMIT = 2.0**20

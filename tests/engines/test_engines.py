@@ -52,7 +52,7 @@ class Scored(NamedTuple):
     def gradients(self, outputs, parameters):
         """By query, key, value, the parameters of the score, and those given, of the mask."""
         by_number, by_value, *others = gradients(outputs, [self.numbers, self.tensors[2], *parameters])
-        query, key, *own = (by_number.flatten() @ slopes for slopes in self.jacobian)
+        query, key, *own = (by_number.flatten() @ rows for rows in self.jacobian)
         shaped = [x.view(y.shape) for x, y in zip(own, self.score.parameters, strict=True)]
         return [query.view_as(self.tensors[0]), key.view_as(self.tensors[1]), by_value, *shaped, *others]
 
@@ -311,8 +311,8 @@ def test_float32_is_at_most_twice_as_wrong_as_torch(case):
             score.to(dtype)
         tensors = [x.to(dtype).requires_grad_() for x in (query, key, value)]
         mean = attend(*tensors)
-        slope = rand(*mean.shape, seed=8).to(dtype)
-        return [mean.detach().double(), *(g.double() for g in torch.autograd.grad(mean, tensors, slope))]
+        grad = rand(*mean.shape, seed=8).to(dtype)
+        return [mean.detach().double(), *(g.double() for g in torch.autograd.grad(mean, tensors, grad))]
 
     truth = run(by_torch, torch.float64)
     torchs = [error(a, b) for a, b in zip(run(by_torch, torch.float32), truth, strict=True)]

@@ -132,7 +132,7 @@ def weight_blocks(points: Points, width: int = 1) -> Iterator[tuple[slice, Float
             assert points.query_code is not None
             assert points.key_code is not None
             apart = np.abs(points.key_code[:, column] - points.query_code[rows, column, None])
-            score -= points.slope[column] * apart + points.jump[column] * (apart > 0)
+            score -= points.per_step[column] * apart + points.per_change[column] * (apart > 0)
         if points.left_out is not None:
             left_out = points.left_out[rows]
             score[np.flatnonzero(left_out >= 0), left_out[left_out >= 0]] = -np.inf

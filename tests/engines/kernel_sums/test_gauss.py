@@ -246,7 +246,7 @@ def test_a_query_that_sees_no_key():
             "gauss supports only the Gaussian kernel",
         ),
         (
-            Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), slope=np.ones(2), jump=np.ones(2)),
+            Points(np.zeros((9, 1)), np.zeros((9, 1)), np.zeros((9, 1)), per_step=np.ones(2), per_change=np.ones(2)),
             "gauss supports only numeric columns, got 2 categorical ones",
         ),
         (Points(np.zeros((9, 4)), np.zeros((9, 4)), np.zeros((9, 1))), "gauss supports 1 to 3 features, got 4"),

@@ -30,8 +30,8 @@ def case(kernel=Gaussian, features=2, columns=0, spread=2.0, values=1, seed=0):
         points,
         query_code=codes[0],
         key_code=codes[1],
-        slope=np.linspace(0.0, 1.5, columns),
-        jump=np.linspace(2.0, 0.5, columns),
+        per_step=np.linspace(0.0, 1.5, columns),
+        per_change=np.linspace(2.0, 0.5, columns),
     )
 
 

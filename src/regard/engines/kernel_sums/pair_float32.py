@@ -85,8 +85,8 @@ class _Block(NamedTuple):
     key: Floats32  # [2 · features · room]
     query_code: Floats32  # [columns · queries]
     key_code: Floats32  # [columns · room]
-    slope: Floats32  # [columns], in powers of two
-    jump: Floats32
+    per_step: Floats32  # [columns], in powers of two
+    per_change: Floats32
     queries: int
     room: int  # for keys, of which the first are filled
 
@@ -120,12 +120,12 @@ def _weight_at(case: Case, features: int, wide: bool, close: bool, block: _Block
     weight = _weight_of(case, close, square)
     if case.coded:
         penalty = splat(_ZERO)
-        for column in range(block.jump.shape[0]):
+        for column in range(block.per_change.shape[0]):
             own = load(block.query_code, column * block.queries + i)
             apart = own - splat_from(block.key_code, column * block.room + j)
             apart = root(apart * apart)
-            fixed = where_below(splat(_ZERO), apart, splat(block.jump[column]), splat(_ZERO))
-            penalty = penalty + splat(block.slope[column]) * apart + fixed
+            fixed = where_below(splat(_ZERO), apart, splat(block.per_change[column]), splat(_ZERO))
+            penalty = penalty + splat(block.per_step[column]) * apart + fixed
         weight = weight * power_of_two(splat(_ZERO) - penalty)
     return weight
 
@@ -241,8 +241,8 @@ def _make_block(data: Data, number: int, frame: _Frame, room: int) -> _Block:
     _split_words(queries.points, begin, count, frame, True, words)
     _copy_codes(queries.codes, begin, count, codes)
     key_words, key_codes = np.empty(2 * dimensions * room, np.float32), np.empty(columns * room, np.float32)
-    slope, jump = (keys.slope * _LOG2E).astype(np.float32), (keys.jump * _LOG2E).astype(np.float32)
-    return _Block(words, key_words, codes, key_codes, slope, jump, padded, room)
+    per_step, per_change = (keys.per_step * _LOG2E).astype(np.float32), (keys.per_change * _LOG2E).astype(np.float32)
+    return _Block(words, key_words, codes, key_codes, per_step, per_change, padded, room)
 
 
 @njit(fastmath=EXACT, forceinline=True)

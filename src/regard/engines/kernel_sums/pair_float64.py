@@ -67,14 +67,14 @@ def log_kernel(case: Case, square: float) -> float:
 def bound(case: Case, box: Floats, other: Floats, keys: Keys) -> float:
     """The largest log weight that a point in one box can have for one in the other; keys weigh 1 at most."""
     square, penalty = 0.0, 0.0
-    features = box.shape[1] - keys.jump.shape[0]
+    features = box.shape[1] - keys.per_change.shape[0]
     for feature in range(features):
         apart = max(0.0, max(box[0, feature] - other[1, feature], other[0, feature] - box[1, feature]))
         square += apart * apart
-    for column in range(keys.jump.shape[0]):
+    for column in range(keys.per_change.shape[0]):
         side = features + column
         apart = max(0.0, max(box[0, side] - other[1, side], other[0, side] - box[1, side]))
-        penalty += keys.slope[column] * apart + (keys.jump[column] if apart > 0 else 0.0)
+        penalty += keys.per_step[column] * apart + (keys.per_change[column] if apart > 0 else 0.0)
     return log_kernel(case, square * (1 - 1e-14)) - penalty  # rounding must not hide a key at the edge
 
 
@@ -138,11 +138,11 @@ def _sum_penalties(code: Floats, keys: Keys, here: int, size: int, penalty: Floa
     """What different codes subtract from the log weights of some keys."""
     for j in range(size):
         penalty[j] = 0
-    for column in range(keys.jump.shape[0]):
+    for column in range(keys.per_change.shape[0]):
         some, own = keys.codes[column][here : here + size], code[column]
         for j in range(size):
             apart = abs(own - some[j])
-            penalty[j] += keys.slope[column] * apart + (keys.jump[column] if apart > 0 else 0.0)
+            penalty[j] += keys.per_step[column] * apart + (keys.per_change[column] if apart > 0 else 0.0)
 
 
 @njit(forceinline=True)

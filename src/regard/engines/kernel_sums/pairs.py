@@ -155,7 +155,7 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
     query, key = points.query, points.key
     query_code = np.zeros((len(query), 0)) if points.query_code is None else points.query_code
     key_code = np.zeros((len(key), 0)) if points.key_code is None else points.key_code
-    scale = np.sqrt(2 * (points.slope + points.jump))  # so that codes separate points as coordinates do
+    scale = np.sqrt(2 * (points.per_step + points.per_change))  # so that codes separate points as coordinates do
     query_order, query_starts = _sort_into_blocks(np.hstack([query, query_code * scale]), QUERIES)
     # For few queries, sorting all keys takes longer than visiting them.
     if len(query) > _FEW:
@@ -176,7 +176,15 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
         log_mass = np.log(mass)
     return query_order, Data(
         Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, left_out),
-        Keys(coordinates, codes, points.slope.astype(float), points.jump.astype(float), log_mass, column, column32),
+        Keys(
+            coordinates,
+            codes,
+            points.per_step.astype(float),
+            points.per_change.astype(float),
+            log_mass,
+            column,
+            column32,
+        ),
         _make_tree(np.vstack([coordinates, codes]), starts),
         Limits(float32_from, skipped / float(mass.sum()) if skip else -1.0, points.weight is not None),
     )

@@ -2,7 +2,7 @@
 
 The weight between a query and a key is
 
-    weight[key] · K(‖query - key‖) · exp(-Σ (slope · |code - code'| + jump · [code ≠ code']))
+    weight[key] · K(‖query - key‖) · exp(-Σ (per_step · |code - code'| + per_change · [code ≠ code']))
 
 where the last factor is that of the categorical columns, if there are any (`regard.kernels.Mixed`).
 """
@@ -44,8 +44,8 @@ class Points:
     left_out: Integers | None = None  # [queries]: the key that a query must not see, or -1
     query_code: Floats | None = None  # [queries, columns], integers
     key_code: Floats | None = None  # [keys, columns]
-    slope: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
-    jump: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
+    per_step: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
+    per_change: Floats = field(default_factory=lambda: np.empty(0))  # [columns]
 
     @property
     def features(self) -> int:
@@ -55,7 +55,7 @@ class Points:
     @property
     def columns(self) -> int:
         """The number of categorical columns."""
-        return len(self.jump)
+        return len(self.per_change)
 
     @property
     def pairs(self) -> int:
@@ -110,8 +110,8 @@ class Keys(NamedTuple):
 
     points: Floats  # [features, keys] in bandwidths
     codes: Floats  # [columns, keys]
-    slope: Floats  # [columns]: subtracted from the log weight for each step between codes
-    jump: Floats  # [columns]: and for any difference
+    per_step: Floats  # [columns]: subtracted from the log weight for each step between codes
+    per_change: Floats  # [columns]: and for any difference
     log_mass: Floats  # [keys]: the log of the key's own weight, of which the largest is 1
     column: Floats  # [1 + values, keys]: ones, and the values
     column32: Floats32  # the same in float32, times the keys' weights; empty if float32 is not used
@@ -263,14 +263,16 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
     kernel = _kernel_of(job)
     assert kernel is not None  # `_reason_against` was asked before
     mixed = job.score if isinstance(job.score, Mixed) else None
-    columns = len(mixed.jump) if mixed else 0
+    columns = len(mixed.per_change) if mixed else 0
     with torch.no_grad():
         numbers = [x[..., : x.shape[-1] - columns] for x in (job.query, job.key)]
         codes = [x[..., x.shape[-1] - columns :] for x in (job.query, job.key)]
         tensors = (*kernel.stretch(*numbers), *codes, job.value)
     expanded = [x.detach().expand(*job.leading, *x.shape[-2:]).double().numpy() for x in tensors]
     query, key, query_code, key_code, value = expanded
-    slope, jump = (x.detach().double().numpy() for x in (mixed.slope, mixed.jump)) if mixed else (np.empty(0),) * 2
+    per_step, per_change = (
+        (x.detach().double().numpy() for x in (mixed.per_step, mixed.per_change)) if mixed else (np.empty(0),) * 2
+    )
     visible = masked.visible
     left_out = None
     if any(part is others for part in parts_of(job.mask)):
@@ -288,8 +290,8 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
                 left_out,
                 query_code[lead] if mixed else None,
                 key_code[lead][visible] if mixed else None,
-                slope,
-                jump,
+                per_step,
+                per_change,
             ),
         )
 

@@ -296,7 +296,7 @@ def _learn_matrix(
     smoother: Smoother, kernel: type[Kernel], metric: str, seed: int, progress: bool
 ) -> tuple[Smoother, tuple[History, ...]]:
     """The smoother with a learned metric, and its history. Learning is in units of the rule's bandwidth."""
-    slope, jump = (torch.as_tensor(x) for x in smoother.penalty)
+    per_step, per_change = (torch.as_tensor(x) for x in smoother.penalty)
     codes, unit = len(smoother.category_bandwidth), smoother.bandwidth
     learned = learn_metric(
         Observations(
@@ -308,7 +308,7 @@ def _learn_matrix(
         start=torch.ones(len(unit), dtype=torch.float64),
         metric=metric,
         order=smoother.order,
-        make_score=(lambda width: Mixed(kernel(width), slope, jump)) if codes else kernel,
+        make_score=(lambda width: Mixed(kernel(width), per_step, per_change)) if codes else kernel,
         seed=seed,
         progress=progress,
     )

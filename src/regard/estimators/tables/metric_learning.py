@@ -195,7 +195,7 @@ class SameDtypeScore:
 def _differentiable_score(score: Score) -> Score:
     """The score to learn with: the score itself if it is smooth, else a Gaussian."""
     if isinstance(score, Mixed):
-        return Mixed(Gaussian(1.0), score.slope, score.jump)
+        return Mixed(Gaussian(1.0), score.per_step, score.per_change)
     return SameDtypeScore(score if is_inner_product(score) else Gaussian(1.0))
 
 
@@ -216,7 +216,7 @@ class Trial:
         value, mask = self.sample.y[self.keys], self.mask()
         if self.order == 0:
             return attend(query, key, value, score=self.score, mask=mask)
-        codes = len(self.score.jump) if isinstance(self.score, Mixed) else 0
+        codes = len(self.score.per_change) if isinstance(self.score, Mixed) else 0
         # torch's fused kernel would pad the query to the length of the many values of a linear fit.
         return local_linear(query, key, value, score=self.score, mask=mask, engine="stream", codes=codes)
 

@@ -114,13 +114,15 @@ class Smoother:
 
     @functools.cached_property
     def penalty(self) -> tuple[Floats, Floats]:
-        """Slope and jump of each categorical column, see `regard.kernels.Mixed`."""
+        """What each categorical column subtracts from log weights, per step and per change: `regard.kernels.Mixed`."""
         bandwidth = np.clip(self.category_bandwidth, 0.0, 1.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             unordered = np.log((1 - bandwidth) * np.maximum(1, self.levels - 1) / bandwidth)
-            slope = np.where(self.ordered, -np.log(bandwidth), 0.0)
-        jump = np.where(self.ordered, math.log(2), np.nan_to_num(unordered, nan=_MAX_PENALTY, posinf=_MAX_PENALTY))
-        return np.minimum(slope, _MAX_PENALTY), np.clip(jump, 0.0, _MAX_PENALTY)
+            per_step = np.where(self.ordered, -np.log(bandwidth), 0.0)
+        per_change = np.where(
+            self.ordered, math.log(2), np.nan_to_num(unordered, nan=_MAX_PENALTY, posinf=_MAX_PENALTY)
+        )
+        return np.minimum(per_step, _MAX_PENALTY), np.clip(per_change, 0.0, _MAX_PENALTY)
 
     def in_bandwidths(self, numeric: Floats) -> Floats:
         """Coordinates in units of the bandwidth."""
@@ -241,8 +243,8 @@ class Smoother:
             kernel=Laplace,
             query=points.query * _NEAREST_SCALE,
             key=points.key * _NEAREST_SCALE,
-            slope=points.slope * _NEAREST_SCALE,
-            jump=points.jump * _NEAREST_SCALE,
+            per_step=points.per_step * _NEAREST_SCALE,
+            per_change=points.per_change * _NEAREST_SCALE,
         )
 
     def leverage(self, fit: _Estimate) -> Floats:
