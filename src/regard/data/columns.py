@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -437,20 +437,23 @@ class Scale:
         return derivative
 
 
-def fit_scale(x: _Reals, weight: Floats | None, name: str | None) -> Scale:
-    """The units of columns [n, d], by the name of a scale: "standard", "rank" or None."""
+Unit = Literal["standard", "root mean square", "rank"]
+
+
+def fit_scale(x: _Reals, weight: Floats | None, unit: Unit | None) -> Scale:
+    """The scale of columns [n, d]; without a unit they stay as they are."""
     unchanged = np.zeros(x.shape[1]), np.ones(x.shape[1])
-    if name is None or not x.shape[1]:
+    if unit is None or not x.shape[1]:
         return Scale(*unchanged)
-    if name == "standard":
+    if unit == "standard":
         return Scale(np.average(x, axis=0, weights=weight), standard_deviation(x, weight))
+    if unit == "root mean square":
+        size = np.sqrt(np.average(np.square(x), axis=0, weights=weight))
+        return Scale(unchanged[0], np.where(size > 0, size, 1.0))
     count = effective_count(weight, len(x))
     ranks = np.linspace(0, 1, int(min(_QUANTILES, max(2, round(count)))))
-    edge = 0.5 / max(count, 1.0)
-    if weight is None:
-        return Scale(*unchanged, np.quantile(x, ranks, axis=0), edge)
-    weight = weight * (count / weight.sum())
-    return Scale(*unchanged, np.stack([_weighted_quantile(column, weight, ranks) for column in x.T], axis=1), edge)
+    quantiles = np.quantile(x, ranks, axis=0, weights=weight, method="inverted_cdf")
+    return Scale(*unchanged, quantiles, 0.5 / max(count, 1.0))
 
 
 def effective_count(weight: Floats | None, rows: int) -> float:
@@ -460,16 +463,6 @@ def effective_count(weight: Floats | None, rows: int) -> float:
     if (weight == np.rint(weight)).all():
         return float(weight.sum())
     return float(weight.sum() ** 2 / np.square(weight).sum())
-
-
-def _weighted_quantile(column: _Reals, weight: Floats, ranks: Floats) -> Floats:
-    """Quantiles of a column whose rows have weights."""
-    order = np.argsort(column, kind="stable")
-    first = np.cumsum(weight[order]) - weight[order]
-    last = first + np.maximum(weight[order] - 1, 0)  # a weight of 3 is three rows, at positions 0, 1 and 2
-    steps = np.stack([first, last], axis=1).ravel()
-    quantiles: Floats = np.interp(ranks * steps[-1], steps, np.repeat(column[order], 2))
-    return quantiles
 
 
 def standard_deviation(x: _Reals, weight: Floats | None) -> Floats:

@@ -24,9 +24,13 @@ from regard.estimators.bags.quadratic import (
     leave_one_out_errors,
     pair_of,
     products,
-    quadratic,
     ridge,
 )
+
+
+def quadratic(bags, weight):
+    """tr(XᵀX W) of each bag."""
+    return np.array([np.trace(bag.T @ bag @ weight) for bag in bags])
 
 
 def test_products_and_kernel_are_inner_products_of_matrices():
@@ -57,7 +61,7 @@ def test_ridge_is_the_same_by_both_solvers(count, solver):
     bags = as_bags(ragged_bags(count=count, features=4))  # 10 products
     y = np.random.default_rng(1).normal(size=count)
     assert QuadraticRegressor().fit(bags, y).solver_ == solver
-    one, other = (ridge(bags, y, 0.37, solver) for solver in ("primal", "dual"))
+    one, other = (ridge(bags, y, 0.37, primal) for primal in (True, False))
     assert_allclose(one, other, atol=1e-8)
     form = quadratic(bags, one)
     theirs = Ridge(alpha=0.37).fit(products(bags), y)
@@ -162,7 +166,7 @@ def test_leave_one_out_leaves_out_whole_bags(solver):
 def test_both_solvers_choose_the_same_alpha():
     bags = as_bags([np.random.default_rng(index).normal(size=(4, 3)) for index in range(25)])
     y = np.random.default_rng(99).normal(size=25) + bags.sums(bags.instances[:, 0] ** 2)
-    assert_allclose(ridge(bags, y, None, "primal"), ridge(bags, y, None, "dual"), atol=1e-8)
+    assert_allclose(ridge(bags, y, None, primal=True), ridge(bags, y, None, primal=False), atol=1e-8)
 
 
 def test_flat_models_equal_scikit_learn():

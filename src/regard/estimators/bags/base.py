@@ -6,7 +6,7 @@ An estimator over bags is a sum over instances: output(bag) = constant + Σᵢ c
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from regard.data.bags import Bags, Floats, Integers, Labels, align_targets, as_bags
-from regard.data.columns import Scale, fit_scale, is_missing
+from regard.data.columns import Scale, Unit, fit_scale, is_missing
 from regard.data.tables import select_columns
 from regard.estimators.bags.evidence import BagEvidence, top_evidence
 from regard.estimators.common import (
@@ -51,31 +51,12 @@ def _parse_class_weight(text: str) -> str | None:
 
 
 @with_settings
-class _FeatureSettings:
-    """What all estimators over bags share."""
+class OverBags(SavedEstimator):
+    """An estimator that takes bags. Methods with an underscore are for subclasses."""
 
     standardise: bool = setting("scale features to mean 0, deviation 1", default=True)
     bag: str | None = setting("column of a frame that names the bag of each row", default=None, check=_check_column)
-
-
-@with_settings
-class _ClassSettings:
-    """What all classifiers over bags share."""
-
-    class_weight: dict[Any, float] | Literal["balanced"] | None = setting(
-        "balanced, or weights by class", default=None, parse=_parse_class_weight
-    )
-
-
-class OverBags(_FeatureSettings, SavedEstimator):
-    """An estimator that takes bags. Methods with an underscore are for subclasses."""
-
-    n_features_in_: int
-    scale_: Scale
-    targets_: list[str]
-    classes_: Labels  # of a classifier
-    intercept_: Floats | float  # without a network: what is added to the contributions
-    structure_: dict[str, Any]  # the settings that the learned arrays depend on, as they were in `fit`
+    _saved: ClassVar[dict[str, str]] = {}  # the learned attributes, by the names of their arrays in a folder
 
     def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
@@ -104,6 +85,9 @@ class OverBags(_FeatureSettings, SavedEstimator):
         scale = {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
         return State(config, scale | self._arrays())
 
+    def _arrays(self) -> Arrays:
+        return {name: np.asarray(getattr(self, attribute)) for name, attribute in self._saved.items()}
+
     def _restore(self, config: dict[str, Any], arrays: Arrays) -> None:
         weights = getattr(self, "class_weight", None)
         if isinstance(weights, list):
@@ -118,8 +102,15 @@ class OverBags(_FeatureSettings, SavedEstimator):
             self.classes_ = restored_classes(config["target"])
         self._set_arrays(arrays)
 
-    def _read_training(self, X: object, y: object) -> tuple[Bags, Labels]:  # noqa: N803
-        """Training bags, not scaled, and one target for each; sets what `fit` learns about features and targets."""
+    def _set_arrays(self, arrays: Arrays) -> None:
+        for name, attribute in self._saved.items():
+            setattr(self, attribute, arrays[name] if arrays[name].ndim else arrays[name].item())
+
+    def _read_training(self, X: object, y: object, centre: bool) -> tuple[Bags, Labels]:  # noqa: N803
+        """Training bags, not scaled, and one target for each; sets what `fit` learns about features and targets.
+
+        Without `centre`, features are divided by their root mean square: a quadratic form of them stays one.
+        """
         check_settings(self)
         self._check_settings()
         bags = as_bags(X, by=self.bag if hasattr(X, "columns") else None)
@@ -131,8 +122,9 @@ class OverBags(_FeatureSettings, SavedEstimator):
             del self.feature_names_in_
         self.targets_ = target_names(y) or ["y"]
         self.structure_ = self._structure()
+        unit: Unit | None = ("standard" if centre else "root mean square") if self.standardise else None
         with np.errstate(over="ignore", invalid="ignore"):
-            self.scale_ = self._feature_scale(bags.instances)
+            self.scale_ = fit_scale(bags.instances, None, unit)
             squares = np.square(bags.instances / self.scale_.spread).sum()
         # Outputs and losses have squares of features, and squares of these.
         if not np.isfinite(self.scale_.spread).all() or not np.isfinite(squares * squares):
@@ -161,16 +153,16 @@ class OverBags(_FeatureSettings, SavedEstimator):
         """The settings that the learned arrays depend on; later changes by `set_params` do not affect the model."""
         return {name: getattr(self, name) for name in ("attention", "hidden_size", "heads") if hasattr(self, name)}
 
-    def _feature_scale(self, instances: Floats) -> Scale:
-        """The scale of the features, from the training instances."""
-        return fit_scale(instances, None, "standard" if self.standardise else None)
-
     def _scaled(self, bags: Bags) -> Bags:
         return replace(bags, instances=self.scale_(bags.instances))
 
     def _contributions(self, bags: Bags) -> Floats:
         """What each instance adds to the outputs, [N, outputs]."""
         raise NotImplementedError
+
+    def _set_intercept(self, bags: Bags, target: Floats) -> None:
+        """Set the constant with the smallest squared error."""
+        self.intercept_: Floats | float = float(np.mean(target - bags.sums(self._contributions(bags))[:, 0]))
 
     def _outputs(self, bags: Bags) -> Floats:
         """The outputs of bags, [B, outputs]."""
@@ -187,17 +179,14 @@ class OverBags(_FeatureSettings, SavedEstimator):
         weight = np.where(total[bag] > 0, size / np.where(total > 0, total, 1.0)[bag], 1.0 / bags.sizes[bag])
         return weight, contribution
 
-    def _arrays(self) -> Arrays:
-        """The learned arrays, by name."""
-        raise NotImplementedError
 
-    def _set_arrays(self, arrays: Arrays) -> None:
-        """Set what was learned from `_arrays`."""
-        raise NotImplementedError
-
-
-class ClassifierOverBags(ClassifierMixin, _ClassSettings, OverBags):  # type: ignore[misc]
+@with_settings
+class ClassifierOverBags(ClassifierMixin, OverBags):  # type: ignore[misc]
     """One class per bag. With two classes there is one output, the logit of the second; with more, one per class."""
+
+    class_weight: dict[Any, float] | Literal["balanced"] | None = setting(
+        "balanced, or weights by class", default=None, parse=_parse_class_weight
+    )
 
     def decision_function(self, X: object) -> Floats:  # noqa: N803
         """The logits, [B, classes]; with two classes the logit of the second, [B]."""
@@ -223,7 +212,7 @@ class ClassifierOverBags(ClassifierMixin, _ClassSettings, OverBags):  # type: ig
 
     def _read_classes(self, X: object, y: object) -> tuple[Bags, Integers]:  # noqa: N803
         """Training bags, and the index of each bag's class in `classes_`."""
-        bags, target = self._read_training(X, y)
+        bags, target = self._read_training(X, y, centre=True)
         missing = [is_missing(label) for label in target.tolist()]
         if any(missing):
             raise ValueError(f"y must have a class for each bag, got none for {bags.describe(missing.index(True))}")
@@ -253,9 +242,9 @@ class RegressorOverBags(RegressorMixin, OverBags):  # type: ignore[misc]
         bags = self._read(X)
         return float(super().score(bags, align_targets(y, bags), sample_weight))
 
-    def _read_numbers(self, X: object, y: object) -> tuple[Bags, Floats]:  # noqa: N803
+    def _read_numbers(self, X: object, y: object, centre: bool = True) -> tuple[Bags, Floats]:  # noqa: N803
         """Training bags, and the number of each."""
-        bags, labels = self._read_training(X, y)
+        bags, labels = self._read_training(X, y, centre)
         try:
             target = labels.astype(np.float64)
         except (ValueError, TypeError):

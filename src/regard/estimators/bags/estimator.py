@@ -8,8 +8,7 @@ size, h is a layer of that size and the score is that of Ilse, Tomczak and Welli
 The evidence of a prediction is the weight αᵢ of each instance and its contribution αᵢ uᵀhᵢ to each output.
 """
 
-from functools import partial
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -17,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.data.bags import Bags, Floats
-from regard.data.columns import Scale
-from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags
-from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge, root_mean_square_scale
+from regard.estimators.bags.base import ClassifierOverBags, RegressorOverBags
+from regard.estimators.bags.quadratic import fit_pair, pair_of, ridge
 from regard.estimators.bags.training import NetworkOverBags
 from regard.estimators.common import all_or_nothing
 from regard.estimators.settings import seed_of, setting, with_settings
@@ -53,8 +51,7 @@ class BagClassifier(NetworkOverBags, ClassifierOverBags):
         """Learn from bags and one label for each."""
         bags, index = self._read_classes(X, y)
         weight = torch.from_numpy(self._class_weights(index)[index]).float()
-        target, two = torch.from_numpy(index), len(self.classes_) == 2
-        self._train(bags, target.float() if two else target, weight, _logistic if two else cross_entropy, index)
+        self._train(bags, torch.from_numpy(index), weight, _log_loss, index)
         return self
 
 
@@ -82,16 +79,17 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
     )
     init: Literal["random", "spectral"] = setting("start of linear attention", default="random", option=False)
     dropout: float = setting("fraction of the embedding dropped; classes 0.5", default=0.0, at_least=0, below=1)
+    _saved: ClassVar = {"u": "u_", "v": "v_", "intercept": "intercept_"}
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags and one number for each."""
-        bags, target = self._read_numbers(X, y)
+        bags, target = self._read_numbers(X, y, centre=self.attention != "linear")
         centre, spread = float(target.mean()), float(target.std()) or 1.0
         standard = (target - centre) / spread
         if self.attention == "linear":
             self._fit_linear(bags, standard, spread)
-            self.intercept_ = float(np.mean(target - bags.sums(self._contributions(bags))[:, 0]))
+            self._set_intercept(bags, target)
             return self
         self._train(bags, torch.from_numpy(standard).float(), torch.ones(len(bags)), _squared_error)
         self.network_.read.weight *= spread  # so that outputs and evidence are in the units of y
@@ -113,10 +111,6 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         """Of linear attention, (uᵀx)(vᵀx). u and v are interchangeable, so vᵀx alone is no weight."""
         return ((bags.instances @ self.v_) * (bags.instances @ self.u_))[:, None]
 
-    def _feature_scale(self, instances: Floats) -> Scale:
-        linear = self.attention == "linear"
-        return root_mean_square_scale(instances, self.standardise) if linear else super()._feature_scale(instances)
-
     def _check_settings(self) -> None:
         super()._check_settings()
         if self.init == "spectral" and self.attention != "linear":
@@ -124,35 +118,11 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
         if self.attention == "linear" and self.hidden_size is not None:
             raise ValueError(f"hidden_size must be None for attention='linear', got {self.hidden_size!r}")
 
-    @property
-    def _is_linear(self) -> bool:
-        return bool(self.structure_["attention"] == "linear")
 
-    def _outputs(self, bags: Bags) -> Floats:
-        return OverBags._outputs(self, bags) if self._is_linear else super()._outputs(bags)
-
-    def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
-        return OverBags._explain(self, bags) if self._is_linear else super()._explain(bags)
-
-    def _arrays(self) -> Arrays:
-        if not self._is_linear:
-            return super()._arrays()
-        return {"u": self.u_, "v": self.v_, "intercept": np.array(self.intercept_)}
-
-    def _set_arrays(self, arrays: Arrays) -> None:
-        if not self._is_linear:
-            super()._set_arrays(arrays)
-        else:
-            self.u_, self.v_, self.intercept_ = arrays["u"], arrays["v"], arrays["intercept"].item()
-
-
-def _logistic(output: Tensor, target: Tensor) -> Tensor:
-    """The log loss of one logit, for two classes."""
-    return functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
-
-
-cross_entropy = partial(functional.cross_entropy, reduction="none")
-"""The log loss of one logit per class."""
+def _log_loss(output: Tensor, target: Tensor) -> Tensor:
+    """The log loss of one logit per class; of two classes the first has logit 0."""
+    logit = functional.pad(output, (1, 0)) if output.shape[1] == 1 else output  # [count, classes]
+    return functional.cross_entropy(logit, target, reduction="none")
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:

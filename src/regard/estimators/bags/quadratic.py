@@ -22,7 +22,7 @@ if λ₋ = 0.
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from scipy.optimize import minimize
@@ -30,12 +30,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from regard.data.bags import Bags, Floats, Labels
-from regard.data.columns import Scale
-from regard.estimators.bags.base import Arrays, ClassifierOverBags, OverBags, RegressorOverBags
+from regard.estimators.bags.base import ClassifierOverBags, OverBags, RegressorOverBags
 from regard.estimators.common import all_or_nothing
 from regard.estimators.settings import setting, with_settings
 
-_Solver = Literal["primal", "dual"]
 _TABLE_LIMIT = 2**25
 """The largest number of entries in the table of products of all bags."""
 KERNEL_BLOCK = 2**22
@@ -67,47 +65,37 @@ class QuadraticRegressor(RegressorOverBags):
     rank: int | None = setting("rank of W; by default W is full", default=None, kw_only=False)
     alpha: float = setting("ridge: alpha ‖W‖² is added to the sum of squared errors", default=1.0, above=0)
     standardise: bool = setting("divide features by their root mean square", default=True)
+    _saved: ClassVar = {"weight": "weight_", "intercept": "intercept_", "primal": "primal_"}
 
     @all_or_nothing
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags and one number for each."""
-        bags, target = self._read_numbers(X, y)
+        bags, target = self._read_numbers(X, y, centre=False)
         if self.rank is not None and self.rank > self.n_features_in_:
             raise ValueError(f"rank must be at most {self.n_features_in_}, the number of features, got {self.rank}")
         scaled = self._scaled(bags)
-        self.solver_ = _solver_for(bags)
-        weight = ridge(scaled, target, self.alpha, self.solver_)
+        self.primal_ = _is_primal(bags)
+        weight = ridge(scaled, target, self.alpha, self.primal_)
         if self.rank is not None:
             weight = fit_rank(scaled, target, weight, self.rank, self.alpha)
         spread = self.scale_.spread
         self.weight_ = weight / spread / spread[:, None]
-        self.intercept_ = float(np.mean(target - quadratic(bags, self.weight_)))
+        self._set_intercept(bags, target)
         return self
 
-    def _feature_scale(self, instances: Floats) -> Scale:
-        return root_mean_square_scale(instances, self.standardise)
+    @property
+    def solver_(self) -> Literal["primal", "dual"]:
+        """Which of the two solvers `fit` used."""
+        return "primal" if self.primal_ else "dual"
 
     def _contributions(self, bags: Bags) -> Floats:
-        return _instance_forms(bags, self.weight_)[:, None]
-
-    def _arrays(self) -> Arrays:
-        return {
-            "weight": self.weight_,
-            "intercept": np.array(self.intercept_),
-            "primal": np.array(self.solver_ == "primal"),
-        }
-
-    def _set_arrays(self, arrays: Arrays) -> None:
-        self.weight_, self.intercept_ = arrays["weight"], arrays["intercept"].item()
-        self.solver_ = "primal" if arrays["primal"] else "dual"
+        return np.einsum("nd,nd->n", bags.instances @ self.weight_, bags.instances)[:, None]
 
 
 class _FlatModel(OverBags):
     """A linear model of all features at all positions of a bag."""
 
-    n_instances_in_: int
-    coef_: Floats  # [outputs, k * d], for scaled features
-    intercept_: Floats  # [outputs]
+    _saved: ClassVar = {"coef": "coef_", "intercept": "intercept_", "instances": "n_instances_in_"}
 
     def _flatten(self, bags: Bags) -> Floats:
         """vec(X) of each bag, [B, k·d]."""
@@ -124,11 +112,9 @@ class _FlatModel(OverBags):
         """Fit one of scikit-learn's linear models."""
         self.n_instances_in_ = int(bags.sizes[0])
         solver.fit(self._flatten(bags), y)
+        # [outputs, k · d], for scaled features, and [outputs]
         self.coef_, self.intercept_ = np.atleast_2d(solver.coef_), np.atleast_1d(solver.intercept_)
         return self
-
-    def _outputs(self, bags: Bags) -> Floats:
-        return np.asarray(self._flatten(bags) @ self.coef_.T + self.intercept_)
 
     def _contributions(self, bags: Bags) -> Floats:
         size = self.n_instances_in_
@@ -136,13 +122,6 @@ class _FlatModel(OverBags):
         coef = self.coef_.reshape(len(self.coef_), size, -1)  # [outputs, k · d] → [outputs, k, d]
         contribution = np.einsum("bkd,ckd->bkc", features, coef)
         return np.asarray(contribution.reshape(len(bags.instances), -1))  # [B, k, outputs] → [B · k, outputs]
-
-    def _arrays(self) -> Arrays:
-        return {"coef": self.coef_, "intercept": self.intercept_, "instances": np.array(self.n_instances_in_)}
-
-    def _set_arrays(self, arrays: Arrays) -> None:
-        self.coef_, self.intercept_ = arrays["coef"], arrays["intercept"]
-        self.n_instances_in_ = arrays["instances"].item()
 
 
 @with_settings
@@ -189,22 +168,6 @@ class FlatRegressor(_FlatModel, RegressorOverBags):
         return self._fit_flat(bags, target, Ridge(alpha=self.alpha))
 
 
-def root_mean_square_scale(instances: Floats, standardise: bool) -> Scale:
-    """A scale under which a quadratic form stays one: features are divided, not centred."""
-    size = np.sqrt(np.mean(np.square(instances), axis=0)) if standardise else np.ones(instances.shape[1])
-    return Scale(np.zeros_like(size), np.where(size > 0, size, 1.0))
-
-
-def quadratic(bags: Bags, weight: Floats) -> Floats:
-    """tr(XᵀX W) of each bag, [B]."""
-    return bags.sums(_instance_forms(bags, weight))
-
-
-def _instance_forms(bags: Bags, weight: Floats) -> Floats:
-    """xᵀ W x of each instance, [N]."""
-    return np.asarray(np.einsum("nd,nd->n", bags.instances @ weight, bags.instances))
-
-
 def products(bags: Bags) -> Floats:
     """XᵀX of each bag as a vector of its d(d+1)/2 different entries, [B, d(d+1)/2].
 
@@ -222,8 +185,7 @@ def gram(bags: Bags) -> Floats:
     """⟨XᵀX, ZᵀZ⟩ of each pair of bags, [B, B]: from the products or from the instances, whichever costs less."""
     total, size = bags.instances.shape
     entries = len(bags) * size * (size + 1) // 2
-    cheap = total * size**2 + len(bags) * entries <= total**2 * size
-    if cheap and entries <= _TABLE_LIMIT:
+    if entries <= _TABLE_LIMIT and total * size**2 + len(bags) * entries <= total**2 * size:
         table = products(bags)
         return table @ table.T
     return kernel(bags)
@@ -240,20 +202,20 @@ def kernel(bags: Bags) -> Floats:
     return values
 
 
-def _solver_for(bags: Bags) -> _Solver:
-    """The primal solver if the d(d+1)/2 products are no more than the bags, else the dual."""
+def _is_primal(bags: Bags) -> bool:
+    """Whether the d(d+1)/2 products are no more than the bags."""
     size = bags.instances.shape[1]
-    return "primal" if size * (size + 1) // 2 <= len(bags) else "dual"
+    return size * (size + 1) // 2 <= len(bags)
 
 
-def ridge(bags: Bags, y: Floats, alpha: float | None, solver: _Solver | None = None) -> Floats:
+def ridge(bags: Bags, y: Floats, alpha: float | None, primal: bool | None = None) -> Floats:
     """W with the smallest squared error plus α‖W‖²_F, [d, d]; None: the alpha with the best leave-one-out error.
 
     W = Σ aᵦ XᵀX, a = (K + αI)⁻¹ y with the centred kernel K: Σ a = 0 because K 1 = 0 and Σ y = 0. The eigenvectors of K
     are those of the centred products, if these are fewer ("primal").
     """
     y = centred(y)
-    if (solver or _solver_for(bags)) == "primal":
+    if _is_primal(bags) if primal is None else primal:
         table = products(bags)
         vector, singular, _ = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)
         value = singular**2

@@ -20,7 +20,7 @@ from regard.estimators.bags.base import Arrays, OverBags
 from regard.estimators.common import module_arrays, restored_module
 from regard.estimators.settings import Seeded, seed_of, setting, with_settings
 from regard.models.bag import BagAttention, BagModel, GatedScore, MaxPooling, MeanPooling, TanhScore, linear_score
-from regard.training import History, Monitor, Recipe, train
+from regard.training import Monitor, Recipe, train
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [count, outputs] and targets [count] to the loss of each bag, [count]."""
@@ -34,9 +34,10 @@ BLOCK = 2**16
 
 
 @with_settings
-class _NetworkSettings(Seeded):
-    """What classification and regression by a network share."""
+class NetworkOverBags(Seeded, OverBags):
+    """Training, outputs and evidence of a network; linear attention, which `BagRegressor` fits, has none."""
 
+    attention: str = setting("weighing", default="softmax", kw_only=False)
     hidden_size: int | None = setting("size of an embedding relu(Wx + b); by default none", default=None)
     heads: int = setting("attention heads", default=1)
     dropout: float = setting("fraction of the embedding dropped in training", default=0.5, at_least=0, below=1)
@@ -48,13 +49,9 @@ class _NetworkSettings(Seeded):
     validation_fraction: float = setting("fraction held out by early stopping", default=0.1, above=0, below=1)
     patience: int = setting("epochs without improvement before stopping", default=10)
 
-
-class NetworkOverBags(_NetworkSettings, OverBags):
-    """Training, outputs and evidence of a network."""
-
-    attention: str
-    network_: BagModel
-    history_: History
+    @property
+    def _is_linear(self) -> bool:
+        return bool(self.structure_["attention"] == "linear")
 
     def _train(self, bags: Bags, target: Tensor, weight: Tensor, loss: Loss, strata: Integers | None = None) -> None:
         """Train a new network on bags with one target and one weight each; `strata` are their classes."""
@@ -128,18 +125,25 @@ class NetworkOverBags(_NetworkSettings, OverBags):
         return torch.from_numpy(self.scale_(bags.instances)), torch.from_numpy(bags.bag_index), len(bags)
 
     def _outputs(self, bags: Bags) -> Floats:
+        if self._is_linear:
+            return super()._outputs(bags)
         parts = [self.network_(*self._tensors(bags[block])) for block in bags.blocks(BLOCK)]
         return torch.cat(parts).numpy()
 
     def _explain(self, bags: Bags) -> tuple[Floats, Floats]:
+        if self._is_linear:
+            return super()._explain(bags)
         parts = [self.network_.explain(*self._tensors(bags[block])) for block in bags.blocks(BLOCK)]
         weight, contribution = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         return weight, contribution
 
     def _arrays(self) -> Arrays:
-        return module_arrays(self.network_, "network.")
+        return super()._arrays() if self._is_linear else module_arrays(self.network_, "network.")
 
     def _set_arrays(self, arrays: Arrays) -> None:
+        if self._is_linear:
+            super()._set_arrays(arrays)
+            return
         network = self._make_network(len(arrays["network.read.bias"])).double()
         self.network_ = restored_module(network, arrays, "network.")
 

@@ -16,7 +16,7 @@ at the best common factor, by Powell's method.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from scipy import optimize
 
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
 from regard.estimators.settings import seed_of
-from regard.estimators.tables.metric_learning import Observations, learn_metric
+from regard.estimators.tables.metric_learning import learn_metric
 from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother
 from regard.kernels import KERNELS, Kernel, Mixed
 from regard.progress import ProgressBar
@@ -65,17 +65,13 @@ def parse_bandwidth(text: str) -> Bandwidth:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-class _BandwidthChoice(NamedTuple):
-    """A smoother with its bandwidth."""
-
-    smoother: Smoother
-    criterion: float | None = None  # its value at the bandwidth, if one was minimised
-    history: tuple[History, ...] = ()  # one for each stage of learning
+_Choice = tuple[Smoother, float | None, tuple[History, ...]]
+"""A smoother with its bandwidth, the criterion there if one was minimised, and the history of each stage."""
 
 
 def choose_bandwidth(
     smoother: Smoother, columns: Columns, bandwidth: Bandwidth, metric: str, random_state: object, progress: bool
-) -> _BandwidthChoice:
+) -> _Choice:
     """The smoother with the requested bandwidth; on entry it has Scott's."""
     if metric != "scalar" and not (isinstance(bandwidth, str) and bandwidth in (*_SEARCHES, "learn")):
         raise ValueError(
@@ -83,15 +79,15 @@ def choose_bandwidth(
             f" or 'learn' for a matrix too, got bandwidth={bandwidth!r}"
         )
     if not isinstance(bandwidth, str):
-        return _BandwidthChoice(_set_bandwidth(smoother, columns, bandwidth))
-    if smoother.kernel == "constant" or not (smoother.rows.numeric.shape[1] + len(smoother.category_bandwidth)):
-        return _BandwidthChoice(smoother)
+        return _set_bandwidth(smoother, columns, bandwidth), None, ()
+    if smoother.kernel == "constant" or not smoother.rows.shape[1]:
+        return smoother, None, ()
     if bandwidth in _RULES:
-        return _BandwidthChoice(apply_rule(smoother, bandwidth))
+        return apply_rule(smoother, bandwidth), None, ()
     if bandwidth in _SEARCHES:
         if metric == "full":
             raise ValueError(f"metric='full' is learned by gradient: bandwidth='learn', got bandwidth={bandwidth!r}")
-        return _search_bandwidth(smoother, bandwidth, metric, seed_of(random_state), progress)
+        return *_search_bandwidth(smoother, bandwidth, metric, seed_of(random_state), progress), ()
     return _learn_bandwidth(smoother, metric, seed_of(random_state), progress)
 
 
@@ -101,7 +97,7 @@ def _set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -
         width = np.asarray(bandwidth, dtype=float)
     except (TypeError, ValueError):
         raise ValueError(f"bandwidth must be a number, one a column, a matrix or a word, got {bandwidth!r}") from None
-    count, numeric = len(columns.names), smoother.rows.numeric.shape[1]
+    count, numeric = len(columns.names), len(smoother.bandwidth)
     if width.ndim > 2 or not np.isfinite(width).all():
         raise ValueError(f"bandwidth must be finite, one number, one a column or a matrix, got {bandwidth!r}")
     if width.ndim == 2:
@@ -136,7 +132,7 @@ def _check_matrix(width: Floats, numeric: int) -> None:
 
 def apply_rule(smoother: Smoother, rule: str) -> Smoother:
     """The bandwidths of a rule of thumb, "scott" or "silverman"."""
-    numeric, weight = smoother.rows.numeric, smoother.weight
+    numeric, weight = smoother.numeric, smoother.weight
     count = effective_count(weight, len(numeric))
     features = max(1, numeric.shape[1])
     effective = count * (features + 2) / 4 if rule == "silverman" else count
@@ -158,7 +154,7 @@ def leave_one_out_error(smoother: Smoother, rows: Indices) -> float:
     nearest row instead, too narrow a kernel would win.
     """
     value = smoother.value[rows]
-    mean, log_weight, _ = smoother.estimate(smoother.rows[rows], smoother.value, leave_one_out=rows)
+    mean, log_weight = smoother.estimate(smoother.rows[rows], smoother.value, leave_one_out=rows)[:2]
     centre = np.average(smoother.value, axis=0, weights=smoother.weight)
     mean = np.where((log_weight == -math.inf)[:, None], centre, mean)
     error = np.square(value - mean).mean(axis=1)
@@ -188,19 +184,20 @@ def _corrected_aic(smoother: Smoother, rows: Indices) -> float:
     return float(np.log(variance).mean() + (1 + trace / count) / (1 - (trace + 2) / count))
 
 
-def _search_bandwidth(smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool) -> _BandwidthChoice:
+def _search_bandwidth(
+    smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool
+) -> tuple[Smoother, float]:
     """The bandwidth of the least criterion, and for local lines the best ridge. On entry it is that of the rule."""
     ridges = RIDGES if smoother.order == 1 else (smoother.ridge,)
     searches = [_search_factors(replace(smoother, ridge=ridge), criterion, metric, seed, progress) for ridge in ridges]
-    best, value = min(searches, key=lambda search: search[1])
-    return _BandwidthChoice(best, value)
+    return min(searches, key=lambda search: search[1])
 
 
 def _search_factors(
     smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool
 ) -> tuple[Smoother, float]:
     """The bandwidth of the least criterion, and the criterion there."""
-    count, columns = smoother.rows.numeric.shape
+    count, columns = smoother.numeric.shape
     if count < 2:
         raise ValueError(
             f"bandwidth={criterion!r} needs two rows to compare bandwidths by, got n_samples={count}: give a number"
@@ -238,7 +235,7 @@ def _search_factors(
 
 def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     """Bandwidths times powers of 2, one for each feature; after those, one for the odds of each λ."""
-    columns, largest = smoother.rows.numeric.shape[1], _max_category(smoother)
+    columns, largest = len(smoother.bandwidth), _max_category(smoother)
     odds = smoother.category_bandwidth / np.maximum(largest - smoother.category_bandwidth, 1e-12)
     odds = odds * 2.0 ** exponents[columns:]
     # A matrix is scaled as a whole.
@@ -276,42 +273,29 @@ def _search_many_factors(
     return exponents(result.x) if result.fun <= trial(start) else start
 
 
-def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> _BandwidthChoice:
+def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> _Choice:
     """The metric by gradient descent on the leave-one-out error; then λ of the categories, by search."""
     if len(smoother.rows) < 2:
         raise ValueError(f"bandwidth='learn' needs two rows, got n_samples={len(smoother.rows)}: give a number")
     if callable(smoother.kernel):
         raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
     history: tuple[History, ...] = ()
-    if smoother.rows.numeric.shape[1]:
-        smoother, history = _learn_matrix(smoother, KERNELS[smoother.kernel], metric, seed, progress)
-    if len(smoother.category_bandwidth):
-        smoother = _search_bandwidth(smoother, "cv", "scalar", seed, progress).smoother
-    return _BandwidthChoice(
-        smoother, leave_one_out_error(smoother, leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)), history
-    )
-
-
-def _learn_matrix(
-    smoother: Smoother, kernel: type[Kernel], metric: str, seed: int, progress: bool
-) -> tuple[Smoother, tuple[History, ...]]:
-    """The smoother with a learned metric, and its history. Learning is in units of the rule's bandwidth."""
-    per_step, per_change = (torch.as_tensor(x) for x in smoother.penalty)
-    codes, unit = len(smoother.category_bandwidth), smoother.bandwidth
-    learned = learn_metric(
-        Observations(
-            torch.as_tensor(np.hstack([smoother.rows.numeric / unit, smoother.rows.codes])),
+    if len(smoother.bandwidth):
+        score: Kernel | Mixed = KERNELS[smoother.kernel](1.0)
+        if len(smoother.category_bandwidth):
+            score = Mixed(score, *map(torch.as_tensor, smoother.penalty))
+        unit = smoother.bandwidth  # that of the rule
+        bandwidth, _, history = learn_metric(
+            torch.as_tensor(smoother.rows / np.append(unit, np.ones(len(smoother.category_bandwidth)))),
             torch.as_tensor(smoother.value),
             None if smoother.weight is None else torch.as_tensor(smoother.weight),
-            codes,
-        ),
-        start=torch.ones(len(unit), dtype=torch.float64),
-        metric=metric,
-        order=smoother.order,
-        make_score=(lambda width: Mixed(kernel(width), per_step, per_change)) if codes else kernel,
-        seed=seed,
-        progress=progress,
-    )
-    width = learned.bandwidth.numpy()
-    width = unit[:, None] * width if width.ndim == 2 else unit * width
-    return replace(smoother, bandwidth=width, ridge=LEARNING_RIDGE), learned.history
+            metric=metric,
+            order=smoother.order,
+            score=score,
+            seed=seed,
+            progress=progress,
+        )
+        smoother = replace(smoother, bandwidth=(unit * bandwidth.numpy().T).T, ridge=LEARNING_RIDGE)
+    if len(smoother.category_bandwidth):
+        smoother, _ = _search_bandwidth(smoother, "cv", "scalar", seed, progress)
+    return smoother, leave_one_out_error(smoother, leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)), history

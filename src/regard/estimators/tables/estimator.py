@@ -41,7 +41,7 @@ from regard.estimators.tables.bandwidth import (
     parse_bandwidth,
 )
 from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
-from regard.estimators.tables.smoother import Rows, Smoother, marginal_effects
+from regard.estimators.tables.smoother import Smoother, marginal_effects
 from regard.kernels import KERNELS, KernelName
 from regard.saving import to_json
 from regard.scores import Score
@@ -117,9 +117,9 @@ class _KernelEstimator(Seeded, SavedEstimator):
             tolerance=float(self.tol),
         )
 
-    def _rows(self, X: Floats) -> Rows:  # noqa: N803
-        """A validated and encoded table as the smoother takes it."""
-        return Rows(self.scale_(X[:, self.columns_.numbers]), X[:, self.columns_.codes])
+    def _rows(self, X: Floats) -> Floats:  # noqa: N803
+        """A validated and encoded table as the smoother takes it: scaled numbers, then codes."""
+        return np.hstack([self.scale_(X[:, self.columns_.numbers]), X[:, self.columns_.codes]])
 
     def _encode(self, X: ArrayLike) -> Floats:  # noqa: N803
         """New rows, validated, with categories as codes."""
@@ -130,7 +130,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         encoded: Floats = validate_data(self, self.columns_.encode(table), reset=False, dtype=np.float64)
         return encoded
 
-    def _query(self, X: ArrayLike) -> Rows:  # noqa: N803
+    def _query(self, X: ArrayLike) -> Floats:  # noqa: N803
         """New rows as the smoother takes them."""
         return self._rows(self._encode(X))
 

@@ -10,7 +10,7 @@ from scipy.spatial import KDTree
 
 from regard.data.columns import Floats
 from regard.engines.kernel_sums.problem import log_kernel
-from regard.estimators.tables.smoother import Indices, Rows, Smoother, fit_lines
+from regard.estimators.tables.smoother import Indices, Smoother, fit_lines
 from regard.kernels import KERNELS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Evidence:
         return axes
 
 
-def top_rows(smoother: Smoother, query: Rows, top: int) -> Evidence:
+def top_rows(smoother: Smoother, query: Floats, top: int) -> Evidence:
     """The rows of the smoother with the largest weights, their weights, and the sum of all others."""
     by_distance = smoother.order == 0 and smoother.weight is None and not len(smoother.category_bandwidth)
     by_name = isinstance(smoother.kernel, str) and smoother.kernel in KERNELS
@@ -111,7 +111,7 @@ def top_rows(smoother: Smoother, query: Rows, top: int) -> Evidence:
     return Evidence(index, weight, np.where(np.abs(rest) < 1e-12, 0.0, rest))
 
 
-def _top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
+def _top_rows_by_tree(smoother: Smoother, query: Floats, top: int) -> Evidence:
     """The same by a k-d tree: for many pairs, if the weight falls with the distance."""
     points = smoother.points(query, smoother.value[:, :1])
     distance, index = KDTree(points.key).query(points.query, k=top, workers=-1)
@@ -125,10 +125,10 @@ def _top_rows_by_tree(smoother: Smoother, query: Rows, top: int) -> Evidence:
     return Evidence(np.where(weight > 0, index, -1), weight, np.maximum(0.0, 1 - weight.sum(axis=1)))
 
 
-def _local_linear_weight(smoother: Smoother, query: Rows, weight: Floats) -> Floats:
+def _local_linear_weight(smoother: Smoother, query: Floats, weight: Floats) -> Floats:
     """The weight of each row in a local linear fit, from its kernel weight, [m, n]: they add up to 1, some negative."""
     lines = fit_lines(smoother.moments(query, smoother.value[:, :1]), smoother.ridge)
-    mean = smoother.in_bandwidths(query.numeric) + lines.offset
+    mean = smoother.in_bandwidths(query) + lines.offset
     factor: Floats = 1 - (lines.tilt @ smoother.key.T - np.einsum("md,md->m", lines.tilt, mean)[:, None])  # [m, n]
     return weight * factor
 

@@ -23,10 +23,10 @@ width by search: the kernel's form changes the best width, and hardly the shape.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from regard.attend import attend
 from regard.estimators.tables.smoother import local_linear
 from regard.kernels import Mixed
 from regard.masks import Mask, both
-from regard.scores import Gaussian, InnerProduct, Score, is_inner_product
+from regard.scores import Gaussian, Score, is_inner_product
 from regard.training import History, Monitor, Recipe, copied_state, train
 
 BATCH = 512
@@ -55,104 +55,79 @@ _MIN_ROWS_TO_SPLIT = 64
 """Number of rows from which some are held out for validation; with fewer, each is predicted from the others."""
 
 
-class Observations(NamedTuple):
-    """What a metric is learned from."""
-
-    points: Tensor  # [n, d + codes]
-    y: Tensor  # [n, c]
-    weight: Tensor | None = None  # [n]
-    codes: int = 0  # number of categorical columns, the last of the points: the metric does not change them
-
-
-class _LearnedMetric(NamedTuple):
-    """A bandwidth, its error, and how it was learned."""
-
-    bandwidth: Tensor  # [], [d] or [d, d], float64
-    error: float  # root mean squared error of rows left out, in standard deviations of y
-    history: tuple[History, ...]  # one for each stage; none for "scalar", which is a search
-
-
 def learn_metric(
-    data: Observations,
+    points: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
     *,
-    start: Tensor,
     metric: str,
     order: int,
-    make_score: Callable[[Tensor], Score] = Gaussian,
+    score: Score,
     seed: int = 0,
     progress: bool = True,
-) -> _LearnedMetric:
-    """The bandwidth that predicts rows left out best.
+) -> tuple[Tensor, float, tuple[History, ...]]:
+    """The bandwidth that predicts rows left out best, in units of the points: [d], or [d, d] if metric is "full".
 
-    start        where the search starts: a number or one for each feature
-    order        0 for the weighted average, 1 for the local linear fit
-    make_score   from a bandwidth to a kernel; with categories, to a `regard.kernels.Mixed`
-    seed         the same seed gives the same bandwidth
+    points, y   [n, d] in units of a first guess, and [n, c]; with categories, their codes follow, [n, d + codes]
+    weight      [n], positive
+    order       0 for the weighted average, 1 for the local linear fit
+    score       a kernel of bandwidth 1; with categories, a `regard.kernels.Mixed`
+    seed        the same seed gives the same bandwidth
+
+    Returned with it: the root mean squared error of rows left out, in standard deviations of y, and the history of each
+    stage of learning, of which "scalar" has none.
 
     >>> import torch
     >>> x = torch.rand(300, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     >>> wave = (6 * x[:, :1]).sin()  # does not depend on the second feature
-    >>> bandwidth = learn_metric(Observations(x, wave), start=torch.tensor(0.3), metric="diagonal", order=0).bandwidth
+    >>> bandwidth, _, _ = learn_metric(x / 0.3, wave, metric="diagonal", order=0, score=Gaussian(1.0))
     >>> bool(bandwidth[1] > 5 * bandwidth[0])
     True
     """
     generator = torch.Generator().manual_seed(seed)
-    sample = standardise(data)
-    split = split_rows(len(sample.points), generator)
-    score = make_score(torch.ones((), dtype=torch.float64))
-    smooth = _differentiable_score(score)
-    model = Stretch(data.points.shape[-1] - data.codes, start)
+    sample = Sample.of(points, y, weight, generator)
+    model = Stretch(points.shape[-1] - (len(score.per_change) if isinstance(score, Mixed) else 0))
+    # A kernel without a gradient learns with that of the Gaussian.
+    smooth = Mixed(Gaussian(1.0), score.per_step, score.per_change) if isinstance(score, Mixed) else SameDtypeGaussian()
     with _fast_small_steps():
         history = [
-            _run_stage(stage, model, sample, split, smooth, generator, progress)
-            for stage in plan_stages(metric, order, split)
+            _run_stage(stage, model, sample, smooth, generator, progress)
+            for stage in plan_stages(metric, order, len(sample.train))
         ]
         last = smooth if is_inner_product(score) else score
-        error = _scale_to_best(model, _validation_trial(sample, split, last, order, keys=len(split.train)))
-    return _LearnedMetric(model.bandwidth(metric, start), error, tuple(history))
+        error = _scale_to_best(model, _validation_trial(sample, last, order, keys=len(sample.train)))
+    return model.bandwidth(metric), error, tuple(history)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The rows in float32, which is enough for learning."""
+class Sample(NamedTuple):
+    """The rows in float32, which is enough for learning, and which of them are held out: none of few rows."""
 
     points: Tensor  # [n, d], centred
     y: Tensor  # [n, c], of mean 0 and variance 1
     weight: Tensor  # [n], of mean 1
+    train: Tensor  # indices of the rows to learn from
+    validation: Tensor  # and of the others: a random tenth, or enough that their error is meaningful
 
-
-def standardise(data: Observations) -> Sample:
-    """The rows of positive weight, centred before they are rounded to float32."""
-    points, y = data.points, data.y
-    weight = points.new_ones(len(points)) if data.weight is None else data.weight.to(points)
-    points, y, weight = points[weight > 0], y[weight > 0], weight[weight > 0]
-    weight = weight / weight.mean()
-    mean = (weight.unsqueeze(-1) * y).mean(dim=0)
-    deviation = (weight.unsqueeze(-1) * (y - mean).square()).mean(dim=0).sqrt()
-    y = (y - mean) / torch.where(deviation > 0, deviation, 1.0)
-    return Sample(*(tensor.to(torch.float32) for tensor in (points - points.mean(dim=0), y, weight)))
-
-
-class Split(NamedTuple):
-    """Indices of the rows to learn from, and of those held out for validation: none of few rows."""
-
-    train: Tensor
-    validation: Tensor
-
-
-def split_rows(rows: int, generator: torch.Generator) -> Split:
-    """A random tenth of the rows for validation, or enough that their error is meaningful."""
-    shuffled = torch.randperm(rows, generator=generator)
-    count = min(max(rows // 10, 128), rows // 4, 2048) if rows >= _MIN_ROWS_TO_SPLIT else 0
-    return Split(shuffled[count:], shuffled[:count])
+    @classmethod
+    def of(cls, points: Tensor, y: Tensor, weight: Tensor | None, generator: torch.Generator) -> Self:
+        """Rows, centred before they are rounded to float32."""
+        weight = points.new_ones(len(points)) if weight is None else weight / weight.mean()
+        mean = (weight.unsqueeze(-1) * y).mean(dim=0)
+        deviation = (weight.unsqueeze(-1) * (y - mean).square()).mean(dim=0).sqrt()
+        y = (y - mean) / torch.where(deviation > 0, deviation, 1.0)
+        rows = len(points)
+        shuffled = torch.randperm(rows, generator=generator)
+        count = min(max(rows // 10, 128), rows // 4, 2048) if rows >= _MIN_ROWS_TO_SPLIT else 0
+        points = points - points.mean(dim=0)
+        return cls(points.float(), y.float(), weight.float(), shuffled[count:], shuffled[:count])
 
 
 class Stretch(nn.Module):
     """Points in units of the bandwidth: points · diag(exp(log_stretch)) · mixingᵀ; codes at the end stay."""
 
-    def __init__(self, size: int, start: Tensor) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.log_stretch = nn.Parameter(-start.detach().log().to(torch.float32).expand(size).clone())
+        self.log_stretch = nn.Parameter(torch.zeros(size))
         self.mixing = nn.Parameter(torch.eye(size))
 
     def forward(self, points: Tensor) -> Tensor:
@@ -166,37 +141,24 @@ class Stretch(nn.Module):
         self.log_stretch.sub_(math.log(factor))
 
     @torch.no_grad()
-    def bandwidth(self, metric: str, start: Tensor) -> Tensor:
-        """H, as a number, a vector or a matrix."""
+    def bandwidth(self, metric: str) -> Tensor:
+        """H, as a vector or a matrix."""
         widths = (-self.log_stretch.double()).exp()
-        if metric == "full":
-            matrix: Tensor = widths.unsqueeze(-1) * torch.linalg.inv(self.mixing.double())
-            return matrix
-        return widths[0] if metric == "scalar" and start.ndim == 0 else widths
+        return widths.unsqueeze(-1) * torch.linalg.inv(self.mixing.double()) if metric == "full" else widths
 
 
-class SameDtypeScore:
-    """An inner-product score in the dtype of the points: float32 is enough for a gradient, and faster."""
+class SameDtypeGaussian:
+    """The Gaussian of bandwidth 1 in the dtype of the points: float32 is enough for a gradient, and faster."""
 
     width = 1
 
-    def __init__(self, score: InnerProduct) -> None:
-        self.score = score
-
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
-        long_query, long_key, scale = self.score.as_dot(query, key)
+        long_query, long_key, scale = Gaussian(1.0).as_dot(query, key)
         return long_query.to(query.dtype), long_key.to(key.dtype), scale
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         query, key, scale = self.as_dot(query, key)
         return (query * scale) @ key.mT
-
-
-def _differentiable_score(score: Score) -> Score:
-    """The score to learn with: the score itself if it is smooth, else a Gaussian."""
-    if isinstance(score, Mixed):
-        return Mixed(Gaussian(1.0), score.per_step, score.per_change)
-    return SameDtypeScore(score if is_inner_product(score) else Gaussian(1.0))
 
 
 @dataclass(frozen=True)
@@ -210,17 +172,17 @@ class Trial:
     order: int
     overlap: bool  # whether some rows are among the keys
 
-    def prediction(self, model: nn.Module) -> Tensor:
+    def prediction(self, model: Stretch) -> Tensor:
         """The rows predicted from the keys, `[q, c]`."""
         query, key = model(self.sample.points[self.rows]), model(self.sample.points[self.keys])
         value, mask = self.sample.y[self.keys], self.mask()
         if self.order == 0:
             return attend(query, key, value, score=self.score, mask=mask)
-        codes = len(self.score.per_change) if isinstance(self.score, Mixed) else 0
+        codes = query.shape[-1] - len(model.log_stretch)
         # torch's fused kernel would pad the query to the length of the many values of a linear fit.
         return local_linear(query, key, value, score=self.score, mask=mask, engine="stream", codes=codes)
 
-    def loss(self, model: nn.Module) -> Tensor:
+    def loss(self, model: Stretch) -> Tensor:
         """The weighted mean squared error: Σ weight · ‖y - prediction‖² / Σ weight."""
         weight = self.sample.weight[self.rows]
         error = (self.prediction(model) - self.sample.y[self.rows]).square().mean(dim=-1)
@@ -248,11 +210,10 @@ class _Stage(NamedTuple):
     rate: float
 
 
-def plan_stages(metric: str, order: int, split: Split) -> list[_Stage]:
-    """The stages, from coarse to fine."""
+def plan_stages(metric: str, order: int, rows: int) -> list[_Stage]:
+    """The stages for this number of training rows, from coarse to fine."""
     if metric == "scalar":
         return []
-    rows = len(split.train)
     keys = min(KEYS, rows - batch_size(rows))
     stages = [_Stage("log_stretch", 0, keys, STRETCH_STEPS, 0.1)]
     if metric == "full":
@@ -266,16 +227,10 @@ def plan_stages(metric: str, order: int, split: Split) -> list[_Stage]:
 
 
 def _run_stage(
-    stage: _Stage,
-    model: Stretch,
-    sample: Sample,
-    split: Split,
-    score: Score,
-    generator: torch.Generator,
-    progress: bool,
+    stage: _Stage, model: Stretch, sample: Sample, score: Score, generator: torch.Generator, progress: bool
 ) -> History:
     """Run one stage, starting at the best factor. If the validation error grew, undo the stage."""
-    validation = _validation_trial(sample, split, score, stage.order, stage.keys)
+    validation = _validation_trial(sample, score, stage.order, stage.keys)
     before = _scale_to_best(model, validation)
     state = copied_state(model)
     for name, parameter in model.named_parameters():
@@ -283,7 +238,7 @@ def _run_stage(
     optimizer = torch.optim.Adam([model.get_parameter(stage.parameter)], lr=stage.rate, betas=(0.9, 0.98))
     history = train(
         model,
-        lambda epoch: [draw_trial(sample, split, score, stage, generator) for _ in range(stage.steps // _EPOCHS)],
+        lambda epoch: [draw_trial(sample, score, stage, generator) for _ in range(stage.steps // _EPOCHS)],
         lambda trial: trial.loss(model),
         Recipe(optimizer, _EPOCHS, CosineAnnealingLR(optimizer, stage.steps, stage.rate / 20), clip=1.0),
         validate=lambda: validation.loss(model).sqrt().item(),
@@ -294,12 +249,12 @@ def _run_stage(
     return history
 
 
-def draw_trial(sample: Sample, split: Split, score: Score, stage: _Stage, generator: torch.Generator) -> Trial:
+def draw_trial(sample: Sample, score: Score, stage: _Stage, generator: torch.Generator) -> Trial:
     """Random rows to predict, from all others or from random keys."""
-    shuffled = split.train[torch.randperm(len(split.train), generator=generator)]
+    shuffled = sample.train[torch.randperm(len(sample.train), generator=generator)]
     if stage.keys == len(shuffled):
         rows = shuffled[: min(BATCH, _rows_per_call(stage.keys))]
-        return Trial(sample, rows, split.train, score, stage.order, overlap=True)
+        return Trial(sample, rows, sample.train, score, stage.order, overlap=True)
     first = batch_size(len(shuffled))
     rows, keys = shuffled[:first], shuffled[first : first + stage.keys]
     return Trial(sample, rows, keys, score, stage.order, overlap=False)
@@ -310,12 +265,12 @@ def batch_size(rows: int) -> int:
     return min(BATCH, -(-rows // 4))
 
 
-def _validation_trial(sample: Sample, split: Split, score: Score, order: int, keys: int) -> Trial:
+def _validation_trial(sample: Sample, score: Score, order: int, keys: int) -> Trial:
     """Validation rows predicted from training rows; if there are none, each training row from the others."""
-    if len(split.validation):
-        rows = split.validation[: 4 * _rows_per_call(keys)]
-        return Trial(sample, rows, split.train[:keys], score, order, overlap=False)
-    return Trial(sample, split.train, split.train, score, order, overlap=True)
+    if len(sample.validation):
+        rows = sample.validation[: 4 * _rows_per_call(keys)]
+        return Trial(sample, rows, sample.train[:keys], score, order, overlap=False)
+    return Trial(sample, sample.train, sample.train, score, order, overlap=True)
 
 
 def _rows_per_call(keys: int) -> int:

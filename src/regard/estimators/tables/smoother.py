@@ -42,44 +42,27 @@ _MAX_PENALTY = 700.0
 """Upper bound on the log weight that a different category costs: e⁻⁷⁰⁰ is negligible, but not 0."""
 _DIFFERENCE_STEP = 1e-3
 """Step of numerical derivatives, in bandwidths: their error is about 1e-10, half of it from rounding."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a table: numeric columns in units of the scale, categorical ones as codes."""
-
-    numeric: Floats  # [n, d]
-    codes: Floats  # [n, g]
-
-    def __len__(self) -> int:
-        return len(self.numeric)
-
-    def __getitem__(self, index: Indices | slice) -> "Rows":
-        return Rows(self.numeric[index], self.codes[index])
-
-
-class _Lines(NamedTuple):
-    """Local linear fits."""
-
-    intercept: Floats  # [m, c]
-    tilt: Floats  # [m, d]: a row at offset u has (1 + tilt · (offset - u)) times its kernel weight
-    offset: Floats  # [m, d]: weighted mean of the rows' offsets from the query, in bandwidths
-    variance: Floats  # [m, c]: weighted variance about the line; empty unless squares of the values were given
+_NONE = np.empty((0, 0))
 
 
 class _Estimate(NamedTuple):
-    """Weighted averages, or local lines, at queries."""
+    """Weighted averages at queries, or the intercepts of local lines; all but the first two are of lines only."""
 
     mean: Floats  # [m, c]
     log_weight: Floats  # [m]
-    lines: _Lines | None = None
+    tilt: Floats = _NONE  # [m, d]: a row at offset u has (1 + tilt · (offset - u)) times its kernel weight
+    offset: Floats = _NONE  # [m, d]: weighted mean of the rows' offsets from the query, in bandwidths
+    variance: Floats = _NONE  # [m, c]: weighted variance about the line, if squares of the values were given
 
 
 @dataclass(frozen=True)
 class Smoother:
-    """Training rows, a kernel, and its bandwidth."""
+    """Training rows, a kernel, and its bandwidth.
 
-    rows: Rows
+    Rows and queries are [n, d + g]: d numeric columns in units of the scale, then the codes of g categorical ones.
+    """
+
+    rows: Floats  # [n, d + g]
     value: Floats  # [n, c]
     weight: Floats | None  # [n]
     kernel: str | Score
@@ -97,6 +80,11 @@ class Smoother:
         return np.linalg.inv(self.bandwidth).astype(np.float64, copy=False) if self.bandwidth.ndim == 2 else None
 
     @property
+    def numeric(self) -> Floats:
+        """The numeric columns of the rows, [n, d]."""
+        return self.rows[:, : len(self.bandwidth)]
+
+    @property
     def kind(self) -> type[Kernel]:
         """The kernel by its name; the Gaussian for "constant", which has no features, and for a score."""
         return KERNELS.get(self.kernel, Gaussian) if isinstance(self.kernel, str) else Gaussian
@@ -104,12 +92,12 @@ class Smoother:
     @functools.cached_property
     def key(self) -> Floats:
         """The numeric columns in bandwidths, [n, d]."""
-        return self.in_bandwidths(self.rows.numeric)
+        return self.in_bandwidths(self.rows)
 
     @functools.cached_property
     def _shrink(self) -> float:
         """Factor that makes a tiny bandwidth large enough for squared distances not to overflow; 1 for all others."""
-        largest = float(np.max(np.abs(self._divide(self.rows.numeric, 1.0)), initial=0.0))
+        largest = float(np.max(np.abs(self._divide(self.numeric, 1.0)), initial=0.0))
         return max(1.0, min(largest, 1e300) / _MAX_DISTANCE)
 
     @functools.cached_property
@@ -124,11 +112,11 @@ class Smoother:
         )
         return np.minimum(per_step, _MAX_PENALTY), np.clip(per_change, 0.0, _MAX_PENALTY)
 
-    def in_bandwidths(self, numeric: Floats) -> Floats:
-        """Coordinates in units of the bandwidth."""
+    def in_bandwidths(self, rows: Floats) -> Floats:
+        """The numeric columns in units of the bandwidth, [n, d]."""
         if self.kernel == "constant":
-            return numeric[:, :0]
-        scaled = self._divide(numeric, self._shrink)
+            return rows[:, :0]
+        scaled = self._divide(rows[:, : len(self.bandwidth)], self._shrink)
         return np.clip(scaled, -_MAX_DISTANCE, _MAX_DISTANCE)  # a query may lie farther out than any row
 
     def _divide(self, numeric: Floats, factor: float) -> Floats:
@@ -138,43 +126,44 @@ class Smoother:
                 return numeric / (self.bandwidth * factor)
             return np.asarray(numeric @ (self.inverse.T / factor))
 
-    def points(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Points:
+    def points(self, query: Floats, value: Floats, leave_one_out: Indices | None = None) -> Points:
         """The input of the kernel engines. `leave_one_out`, the row that each query must not see, is its `left_out`."""
         coded = self.kernel != "constant" and len(self.category_bandwidth) > 0
+        features = len(self.bandwidth)
         return Points(
-            self.in_bandwidths(query.numeric),
+            self.in_bandwidths(query),
             self.key,
             value,
             self.kind,
             self.weight,
             leave_one_out,
-            *((query.codes, self.rows.codes, *self.penalty) if coded else ()),
+            *((query[:, features:], self.rows[:, features:], *self.penalty) if coded else ()),
         )
 
-    def plan(self, query: Rows) -> Plan:
+    def plan(self, query: Floats) -> Plan:
         """The engine for these queries, and why."""
         if callable(self.kernel):
             return Plan("dense", "a score of your own is called on blocks of queries", dense.WHOLE_MATRIX)
         return plan_sums(self.points(query, self.value), self.tolerance, moments=self.order == 1)
 
-    def means(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Means:
+    def means(self, query: Floats, value: Floats, leave_one_out: Indices | None = None) -> Means:
         """Weighted means of the values, and log weights."""
         if callable(self.kernel):
             return dense.mean_blocks(self.weight_blocks(query, leave_one_out), value)
         return kernel_means(self.points(query, value, leave_one_out), self.tolerance)
 
-    def moments(self, query: Rows, value: Floats, leave_one_out: Indices | None = None) -> Moments:
+    def moments(self, query: Floats, value: Floats, leave_one_out: Indices | None = None) -> Moments:
         """Weighted means of the values, of the offsets in bandwidths, and of their products."""
         if callable(self.kernel):
             blocks = self.weight_blocks(query, leave_one_out)
-            return dense.moment_blocks(blocks, self.in_bandwidths(query.numeric), self.key, value)
+            return dense.moment_blocks(blocks, self.in_bandwidths(query), self.key, value)
         return kernel_moments(self.points(query, value, leave_one_out), self.tolerance)
 
     def weight_blocks(
-        self, query: Rows, leave_one_out: Indices | None = None
+        self, query: Floats, leave_one_out: Indices | None = None
     ) -> Iterator[tuple[slice, Floats, Floats]]:
         """All weights, for a block of queries at a time: which queries, weights [some, n], log weights [some]."""
-        features = max(1, query.numeric.shape[1])
+        features = max(1, len(self.bandwidth))
         if not callable(self.kernel):
             yield from dense.weight_blocks(self.points(query, self.value, leave_one_out), features)
             return
@@ -192,7 +181,7 @@ class Smoother:
             yield block, *dense.normalise(score)
 
     def estimate(
-        self, query: Rows, value: Floats, leave_one_out: Indices | None = None, outputs: int | None = None
+        self, query: Floats, value: Floats, leave_one_out: Indices | None = None, outputs: int | None = None
     ) -> _Estimate:
         """Averages or lines at the queries. A query that sees no row: mean 0, log weight -inf.
 
@@ -200,40 +189,38 @@ class Smoother:
         """
         if self.order == 0:
             return _Estimate(*self.means(query, value, leave_one_out))
-        moments = self.moments(query, value, leave_one_out)
-        lines = fit_lines(moments, self.ridge, outputs)
-        return _Estimate(lines.intercept, moments.log_weight, lines)
+        return fit_lines(self.moments(query, value, leave_one_out), self.ridge, outputs)
 
-    def predict(self, query: Rows, leave_one_out: Indices | None = None) -> Means:
+    def predict(self, query: Floats, leave_one_out: Indices | None = None) -> Means:
         """Predictions [m, c] and log weights. A query that sees no row gets the nearest row's value, and -inf."""
-        mean, log_weight, _ = self.estimate(query, self.value, leave_one_out)
+        mean, log_weight = self.estimate(query, self.value, leave_one_out)[:2]
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             mean[empty] = self.nearest_value(query[empty], None if leave_one_out is None else leave_one_out[empty])
         return Means(mean, log_weight)
 
-    def predict_with_deviation(self, query: Rows) -> tuple[Floats, Floats, Floats]:
+    def predict_with_deviation(self, query: Floats) -> tuple[Floats, Floats, Floats]:
         """Predictions, the weighted standard deviation of the values about them, and log weights."""
         centre = np.average(self.value, axis=0, weights=self.weight)
         value = self.value - centre
         outputs = value.shape[1]
-        means, log_weight, lines = self.estimate(query, np.hstack([value, value**2]), outputs=outputs)
-        mean = means[:, :outputs] + centre
-        variance = means[:, outputs:] - means[:, :outputs] ** 2 if lines is None else lines.variance
+        fit = self.estimate(query, np.hstack([value, value**2]), outputs=outputs)
+        mean, log_weight = fit.mean[:, :outputs] + centre, fit.log_weight
+        variance = fit.mean[:, outputs:] - fit.mean[:, :outputs] ** 2 if self.order == 0 else fit.variance
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             mean[empty], variance[empty] = self.nearest_value(query[empty]), 0.0
         return mean, np.sqrt(np.maximum(variance, 0.0)), log_weight
 
-    def nearest_value(self, query: Rows, leave_one_out: Indices | None = None) -> Floats:
+    def nearest_value(self, query: Floats, leave_one_out: Indices | None = None) -> Floats:
         """The value of the nearest row, or the mean of several; for a score of the user's own, the mean of all."""
         return kernel_means(self._nearest_points(query, leave_one_out), self.tolerance).mean
 
-    def nearest_weight(self, query: Rows) -> Floats:
+    def nearest_weight(self, query: Floats) -> Floats:
         """The weights behind `nearest_value`, [m, n]."""
         return np.concatenate([weight for _, weight, _ in dense.weight_blocks(self._nearest_points(query))])
 
-    def _nearest_points(self, query: Rows, leave_one_out: Indices | None = None) -> Points:
+    def _nearest_points(self, query: Floats, leave_one_out: Indices | None = None) -> Points:
         """Points so far apart, in bandwidths, that a kernel of unbounded support sees the nearest only."""
         if callable(self.kernel):  # its distances are unknown: all are equally near
             return replace(self, kernel="constant").points(query, self.value, leave_one_out)
@@ -254,9 +241,9 @@ class Smoother:
         """
         mass = 1.0 if self.weight is None else self.weight
         own = mass * np.exp(self._self_score() - fit.log_weight)
-        if fit.lines is None:
+        if self.order == 0:
             return own
-        factor: Floats = 1 + np.einsum("md,md->m", fit.lines.tilt, fit.lines.offset)
+        factor: Floats = 1 + np.einsum("md,md->m", fit.tilt, fit.offset)
         return own * factor
 
     def _self_score(self) -> Floats | float:
@@ -268,11 +255,12 @@ class Smoother:
             score: Floats = self.kernel(points, points).double().numpy()
             return score[:, 0, 0]
 
-    def _score_input(self, rows: Rows) -> Tensor:
+    def _score_input(self, rows: Floats) -> Tensor:
         """Rows as a score of the user's own takes them, [n, d + g], in the dtype of its parameters, or float64."""
         parameters = self.kernel.parameters() if isinstance(self.kernel, torch.nn.Module) else iter(())
         dtype = next((x.dtype for x in parameters), torch.float64)
-        return torch.as_tensor(np.hstack([self.in_bandwidths(rows.numeric), rows.codes]), dtype=dtype)
+        coordinates = np.hstack([self.in_bandwidths(rows), rows[:, len(self.bandwidth) :]])
+        return torch.as_tensor(coordinates, dtype=dtype)
 
     def log_density(self, log_weight: Floats) -> Floats:
         """The log of the kernel density estimate, from the log of the summed weights."""
@@ -281,12 +269,12 @@ class Smoother:
             return log_weight - total
         vector = self.bandwidth.ndim == 1
         volume = float(np.log(self.bandwidth).sum() if vector else np.linalg.slogdet(self.bandwidth)[1])
-        volume += self.kind.profile.log_mass(self.rows.numeric.shape[1])
+        volume += self.kind.profile.log_mass(len(self.bandwidth))
         same = float(np.log(np.maximum(1 - np.clip(self.category_bandwidth, 0, 1), 1e-300)).sum())
         return log_weight - total - volume + same
 
 
-def fit_lines(moments: Moments, ridge: float = _RIDGE, outputs: int | None = None) -> _Lines:
+def fit_lines(moments: Moments, ridge: float, outputs: int | None = None) -> _Estimate:
     """Local lines from moments. With `outputs`, the values after the first `outputs` are their squares."""
     covariance = moments.square - moments.offset[:, :, None] * moments.offset[:, None, :]  # [m, d, d]
     shared = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
@@ -298,25 +286,25 @@ def fit_lines(moments: Moments, ridge: float = _RIDGE, outputs: int | None = Non
     slope = inverse @ shared  # [m, d, c]
     intercept = moments.mean - np.einsum("md,mdc->mc", moments.offset, slope)
     tilt = np.einsum("mde,me->md", inverse, moments.offset)
-    variance = np.empty((len(intercept), 0))
+    variance = _NONE
     if outputs is not None:
         slope_, mean = slope[:, :, :outputs], moments.mean[:, :outputs]
         explained = 2 * np.einsum("mdc,mdc->mc", slope_, shared[:, :, :outputs])
         explained -= np.einsum("mdc,mde,mec->mc", slope_, covariance, slope_)
         variance = moments.mean[:, outputs:] - mean**2 - explained
-    return _Lines(intercept, tilt, moments.offset, variance)
+    return _Estimate(intercept, moments.log_weight, tilt, moments.offset, variance)
 
 
-def marginal_effects(smoother: Smoother, query: Rows) -> Floats:
+def marginal_effects(smoother: Smoother, query: Floats) -> Floats:
     """The derivative of the prediction with respect to each numeric column, [m, d, c]."""
     if smoother.kernel == "constant":
-        return np.zeros((*query.numeric.shape, smoother.value.shape[1]))
+        return np.zeros((len(query), len(smoother.bandwidth), smoother.value.shape[1]))
     if smoother.kernel == "gaussian" and smoother.order == 0:
         return _gaussian_derivative(smoother, query)
     return _numerical_derivative(smoother, query)
 
 
-def _gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
+def _gaussian_derivative(smoother: Smoother, query: Floats) -> Floats:
     """The derivative of a Gaussian average: Cov(u, y) H⁻¹, where u is the offset in bandwidths."""
     moments = smoother.moments(query, smoother.value)
     shared = moments.product - moments.offset[:, :, None] * moments.mean[:, None, :]  # [m, d, c]
@@ -326,18 +314,16 @@ def _gaussian_derivative(smoother: Smoother, query: Rows) -> Floats:
     return shared / smoother.bandwidth[:, None]
 
 
-def _numerical_derivative(smoother: Smoother, query: Rows) -> Floats:
+def _numerical_derivative(smoother: Smoother, query: Floats) -> Floats:
     """The derivative of any prediction, by central differences of the fourth order."""
     exact = replace(smoother, tolerance=1e-14)
-    derivative = np.empty((*query.numeric.shape, smoother.value.shape[1]))
     width = smoother.bandwidth if smoother.bandwidth.ndim == 1 else np.abs(smoother.bandwidth).max(axis=1)
-    for column in range(query.numeric.shape[1]):
-        step = np.zeros(query.numeric.shape[1])
+    derivative = np.empty((len(query), len(width), smoother.value.shape[1]))
+    for column in range(len(width)):
+        step = np.zeros(query.shape[1])
         step[column] = _DIFFERENCE_STEP * width[column]
         near, far = (
-            exact.predict(Rows(query.numeric + times * step, query.codes)).mean
-            - exact.predict(Rows(query.numeric - times * step, query.codes)).mean
-            for times in (1, 2)
+            exact.predict(query + times * step).mean - exact.predict(query - times * step).mean for times in (1, 2)
         )
         derivative[:, column] = (8 * near - far) / (12 * step[column])
     return derivative
