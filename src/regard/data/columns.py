@@ -448,11 +448,11 @@ def fit_scale(x: _Reals, weight: Floats | None, unit: Unit | None) -> Scale:
     if unit == "standard":
         return Scale(np.average(x, axis=0, weights=weight), standard_deviation(x, weight))
     if unit == "root mean square":
-        size = np.sqrt(np.average(np.square(x), axis=0, weights=weight))
+        size: Floats = np.sqrt(np.average(np.square(x), axis=0, weights=weight))
         return Scale(unchanged[0], np.where(size > 0, size, 1.0))
     count = effective_count(weight, len(x))
     ranks = np.linspace(0, 1, int(min(_QUANTILES, max(2, round(count)))))
-    quantiles = np.quantile(x, ranks, axis=0, weights=weight, method="inverted_cdf")
+    quantiles: Floats = np.quantile(x, ranks, axis=0, weights=weight, method="inverted_cdf")
     return Scale(*unchanged, quantiles, 0.5 / max(count, 1.0))
 
 

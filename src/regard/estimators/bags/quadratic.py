@@ -89,7 +89,7 @@ class QuadraticRegressor(RegressorOverBags):
         return "primal" if self.primal_ else "dual"
 
     def _contributions(self, bags: Bags) -> Floats:
-        return np.einsum("nd,nd->n", bags.instances @ self.weight_, bags.instances)[:, None]
+        return np.asarray(np.einsum("nd,nd->n", bags.instances @ self.weight_, bags.instances)[:, None])
 
 
 class _FlatModel(OverBags):
@@ -205,7 +205,7 @@ def kernel(bags: Bags) -> Floats:
 def _is_primal(bags: Bags) -> bool:
     """Whether the d(d+1)/2 products are no more than the bags."""
     size = bags.instances.shape[1]
-    return size * (size + 1) // 2 <= len(bags)
+    return bool(size * (size + 1) // 2 <= len(bags))
 
 
 def ridge(bags: Bags, y: Floats, alpha: float | None, primal: bool | None = None) -> Floats:

@@ -27,7 +27,7 @@ from regard.data.columns import Columns, Floats, effective_count, standard_devia
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.metric_learning import learn_metric
 from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother
-from regard.kernels import KERNELS, Kernel, Mixed
+from regard.kernels import KERNELS, Mixed
 from regard.progress import ProgressBar
 from regard.training import History
 
@@ -281,17 +281,15 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
         raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
     history: tuple[History, ...] = ()
     if len(smoother.bandwidth):
-        score: Kernel | Mixed = KERNELS[smoother.kernel](1.0)
-        if len(smoother.category_bandwidth):
-            score = Mixed(score, *map(torch.as_tensor, smoother.penalty))
-        unit = smoother.bandwidth  # that of the rule
+        kernel, unit = KERNELS[smoother.kernel](1.0), smoother.bandwidth  # that of the rule
+        coded = len(smoother.category_bandwidth) > 0
         bandwidth, _, history = learn_metric(
             torch.as_tensor(smoother.rows / np.append(unit, np.ones(len(smoother.category_bandwidth)))),
             torch.as_tensor(smoother.value),
             None if smoother.weight is None else torch.as_tensor(smoother.weight),
             metric=metric,
             order=smoother.order,
-            score=score,
+            score=Mixed(kernel, *map(torch.as_tensor, smoother.penalty)) if coded else kernel,
             seed=seed,
             progress=progress,
         )
