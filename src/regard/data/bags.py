@@ -241,9 +241,6 @@ def _as_floats(values: Any, must: str) -> NDArray[np.float64]:
 
 def _check_finite(bags: Bags) -> Bags:
     """The bags; raises with the first NaN or infinity that they contain."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(bags.instances.sum()):  # the common case, without an array of booleans
-            return bags
     wrong = np.argwhere(~np.isfinite(bags.instances))
     if not len(wrong):
         return bags

@@ -21,11 +21,11 @@ from typing import Literal, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy import optimize
+from scipy.optimize import minimize
 
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
 from regard.estimators.settings import seed_of
-from regard.estimators.tables.metric_learning import learn_metric
+from regard.estimators.tables.metric_learning import best_exponent, learn_metric
 from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother
 from regard.kernels import KERNELS, Mixed
 from regard.progress import ProgressBar
@@ -220,15 +220,16 @@ def _search_factors(
             return math.inf if math.isnan(value) else value
 
         common = np.append(np.ones(columns), np.zeros(categories))
-        best = common * _search_one_factor(lambda exponent: trial(common * exponent), grid)
-        if not math.isfinite(trial(best)):
+        factor, least = best_exponent(lambda exponent: trial(common * exponent), grid.tolist(), evaluations=12)
+        best = common * factor
+        if not math.isfinite(least):
             raise ValueError(
                 f"bandwidth={criterion!r} found no bandwidth to judge among {count} rows: AICc needs more rows than the"
                 " fit has degrees of freedom, and targets must not be so large that their squares overflow;"
                 " give a number"
             )
         if separate or categories:
-            best = _search_many_factors(trial, best, columns, categories, separate)
+            best = _search_many_factors(trial, best, least, categories, separate)
     scaled = _scale_bandwidth(smoother, best)
     return scaled, evaluate(scaled, rows)
 
@@ -243,34 +244,25 @@ def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     return replace(smoother, bandwidth=smoother.bandwidth * factor, category_bandwidth=largest * odds / (1 + odds))
 
 
-def _search_one_factor(trial: Callable[[float], float], grid: Floats) -> float:
-    """The best common factor: first on a grid, for the criterion has many minima, then near the best of the grid."""
-    values = [trial(exponent) for exponent in grid]
-    middle, step = float(grid[int(np.argmin(values))]), float(grid[1] - grid[0])
-    result = optimize.minimize_scalar(
-        trial, bounds=(middle - step, middle + step), method="bounded", options={"maxiter": 12, "xatol": 0.005}
-    )
-    return float(result.x) if result.fun <= min(values) else middle
-
-
 def _search_many_factors(
-    trial: Callable[[Floats], float], start: Floats, columns: int, categories: int, separate: bool
+    trial: Callable[[Floats], float], start: Floats, least: float, categories: int, separate: bool
 ) -> Floats:
-    """The best factor of each feature (or one for all, unless `separate`) and of each λ, near a good start."""
+    """The best factor of each feature (or one for all, unless `separate`) and of each λ, near a start with its error."""
+    columns = len(start) - categories
 
     def exponents(free: Floats) -> Floats:
         return free if separate else np.append(np.full(columns, free[0]), free[1:])
 
     first = start if separate else np.append(start[:1], start[columns:])
     bounds = [(_MIN_EXPONENT, _MAX_EXPONENT)] * (len(first) - categories)
-    result = optimize.minimize(
+    result = minimize(
         lambda free: trial(exponents(free)),
         first,
         method="Powell",
         bounds=bounds + [(_MIN_CATEGORY_EXPONENT, _MAX_EXPONENT)] * categories,
         options={"maxfev": 60 * len(first), "xtol": 0.01, "ftol": 1e-6},
     )
-    return exponents(result.x) if result.fun <= trial(start) else start
+    return exponents(result.x) if result.fun <= least else start
 
 
 def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> _Choice:

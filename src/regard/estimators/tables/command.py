@@ -113,13 +113,10 @@ def describe_quality(model: "Model") -> list[str]:
 
 def predict_numbers(model: "NadarayaWatson", rows: ArrayLike, std: bool) -> dict[str, NDArray[np.generic]]:
     """Predictions, and with `std` their standard deviations, by the name of the column."""
-    mean, deviation = model.predict(rows, return_std=True) if std else (model.predict(rows), None)
-    columns: dict[str, NDArray[np.generic]]
-    columns = dict(zip(model.targets_, mean.reshape(len(mean), -1).T, strict=True))  # [m] or [m, c] to [c, m]
-    if deviation is not None:
-        names = [f"{name}_std" for name in model.targets_]
-        columns |= dict(zip(names, deviation.reshape(len(mean), -1).T, strict=True))
-    return columns
+    parts = model.predict(rows, return_std=True) if std else (model.predict(rows),)
+    names = [f"{name}{suffix}" for suffix in ("", "_std")[: len(parts)] for name in model.targets_]
+    columns = [column for part in parts for column in part.reshape(len(part), -1).T]  # [m] or [m, c] to c of [m]
+    return dict(zip(names, columns, strict=True))
 
 
 SUBJECT = Tables()

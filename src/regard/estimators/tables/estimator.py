@@ -8,7 +8,7 @@ Every prediction can show its evidence: the training rows behind it, and their w
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -220,10 +220,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         config = {
             "columns": list(self.columns_.names),
             "named": hasattr(self, "feature_names_in_"),
-            "categories": {
-                str(index): {"values": list(category.values), "ordered": category.ordered}
-                for index, category in self.columns_.categories.items()
-            },
+            "categories": {str(index): asdict(category) for index, category in self.columns_.categories.items()},
             "criterion": self.criterion_,
             "labels": None if labels is None or is_numeric(labels) else [to_json(x) for x in labels],
             "target": {"names": self.targets_, **target},

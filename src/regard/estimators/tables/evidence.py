@@ -105,8 +105,6 @@ def top_rows(smoother: Smoother, query: Floats, top: int) -> Evidence:
         index = np.take_along_axis(index, np.argsort(-np.take_along_axis(size, index, 1), axis=1, kind="stable"), 1)
         largest = np.take_along_axis(weight, index, 1)
         blocks.append((np.where(largest == 0, -1, index), largest, weight.sum(axis=1) - largest.sum(axis=1)))
-    if not blocks:
-        return Evidence(np.empty((0, top), int), np.empty((0, top)), np.empty(0))
     index, weight, rest = (np.concatenate(part) for part in zip(*blocks, strict=True))
     return Evidence(index, weight, np.where(np.abs(rest) < 1e-12, 0.0, rest))
 

@@ -23,12 +23,13 @@ width by search: the kernel's form changes the best width, and hardly the shape.
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -49,7 +50,7 @@ STRETCH_STEPS, MIXING_STEPS, LINEAR_STEPS, LAST_STEPS = 200, 400, 150, 100
 """Steps of each stage: a stretch for each feature, the matrix, a linear fit, and against all keys."""
 _EPOCHS = 10
 """Validations in each stage."""
-GRID = tuple(range(5, -6, -1))
+GRID = tuple(float(exponent) for exponent in range(5, -6, -1))
 """Powers of 2 that are tried for the bandwidth, the wide first: it wins a tie."""
 _MIN_ROWS_TO_SPLIT = 64
 """Number of rows from which some are held out for validation; with fewer, each is predicted from the others."""
@@ -280,11 +281,7 @@ def _rows_per_call(keys: int) -> int:
 
 @torch.no_grad()
 def _scale_to_best(model: Stretch, trial: Trial) -> float:
-    """Multiply the bandwidth by the factor of least error, and return the root mean squared error there.
-
-    Search on a grid from wide to narrow, then near its best: the error has many minima, and is flat where the kernel
-    sees no row.
-    """
+    """Multiply the bandwidth by the factor of least error, and return the root mean squared error there."""
 
     def error(exponent: float) -> float:
         widened = copy.deepcopy(model)
@@ -292,13 +289,22 @@ def _scale_to_best(model: Stretch, trial: Trial) -> float:
         value = trial.loss(widened).sqrt().item()
         return value if math.isfinite(value) else math.inf
 
-    errors = {float(exponent): error(exponent) for exponent in GRID}
-    for step in (0.5, 0.25, 0.125):
-        best = min(errors, key=errors.__getitem__)
-        errors |= {exponent: error(exponent) for exponent in (best + step, best - step)}
-    best = min(errors, key=errors.__getitem__)
+    best, least = best_exponent(error, GRID, evaluations=6)
     model.widen(2.0**best)
-    return errors[best]
+    return least
+
+
+def best_exponent(error: Callable[[float], float], grid: Sequence[float], evaluations: int) -> tuple[float, float]:
+    """The exponent of least error, and the error: on a grid, then near its best.
+
+    The error has many minima, and is flat where the kernel sees no row. In a tie, the first of the grid wins.
+    """
+    errors = [error(exponent) for exponent in grid]
+    least = min(errors)
+    best, step = grid[errors.index(least)], abs(grid[1] - grid[0])
+    options = {"maxiter": evaluations, "xatol": 0.005}
+    near = minimize_scalar(error, bounds=(best - step, best + step), method="bounded", options=options)
+    return (float(near.x), float(near.fun)) if near.fun < least else (best, least)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ _AVERAGE, _FIXED, _LEARNED = "average pooling", "kernel, bandwidth 1", "kernel, 
 
 
 class _Fits(NamedTuple):
-    """Three fits to the same points, and the weights of two of them."""
+    """Three fits to the same points."""
 
     x: Floats  # [n]
     y: Floats  # [n]
@@ -39,8 +39,6 @@ class _Fits(NamedTuple):
     predictions: dict[str, Floats]  # [m], by name
     errors: dict[str, float]  # root mean squared error against the truth, by name
     bandwidth: float  # the learned one, 1 / w
-    fixed_weights: Floats  # [m, n]  with bandwidth 1
-    learned_weights: Floats  # [m, n]  with the learned bandwidth
 
 
 def three_fits(n: int = 50, noise: float = 0.5, seed: int = 0) -> _Fits:
@@ -54,12 +52,7 @@ def three_fits(n: int = 50, noise: float = 0.5, seed: int = 0) -> _Fits:
     }
     curves = {name: model.fit(x[:, None], y).predict(grid[:, None]) for name, model in models.items()}
     errors = {name: float(np.sqrt(np.mean((curve - truth(grid)) ** 2))) for name, curve in curves.items()}
-    bandwidth = float(models[_LEARNED].bandwidth_[0])
-    weights = [
-        look(torch.tensor(grid)[:, None], torch.tensor(x)[:, None], score=Gaussian(width)).numpy()
-        for width in (1.0, bandwidth)
-    ]
-    return _Fits(x, y, grid, truth(grid), curves, errors, bandwidth, *weights)
+    return _Fits(x, y, grid, truth(grid), curves, errors, float(models[_LEARNED].bandwidth_[0]))
 
 
 def draw_fits(fits: _Fits, axes: "Axes") -> None:
@@ -70,10 +63,13 @@ def draw_fits(fits: _Fits, axes: "Axes") -> None:
 
 def draw_weights(fits: _Fits, left: "Axes", right: "Axes") -> None:
     """Draw the weights of the two kernels as heat maps."""
-    plots.weight_map(fits.fixed_weights, fits.grid, fits.x, left, "Bandwidth 1: every query looks at many points")
-    title = f"Learned, bandwidth {fits.bandwidth:.2f}: it looks at the nearest"
-    plots.weight_map(fits.learned_weights, fits.grid, fits.x, right, title)
-    for axes in (left, right):
+    titles = (
+        "Bandwidth 1: every query looks at many points",
+        f"Learned, bandwidth {fits.bandwidth:.2f}: it looks at the nearest",
+    )
+    query, key = torch.tensor(fits.grid)[:, None], torch.tensor(fits.x)[:, None]
+    for axes, width, title in zip((left, right), (1.0, fits.bandwidth), titles, strict=True):
+        plots.weight_map(look(query, key, score=Gaussian(width)), fits.grid, fits.x, axes, title)
         axes.set(xlabel="training point, by its x", ylabel="query, by its x")
 
 
