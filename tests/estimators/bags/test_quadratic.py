@@ -20,7 +20,6 @@ from regard.estimators import FlatClassifier, FlatRegressor, QuadraticRegressor
 from regard.estimators.bags.quadratic import (
     fit_rank,
     gram,
-    kernel,
     leave_one_out_errors,
     pair_of,
     products,
@@ -33,27 +32,30 @@ def quadratic(bags, weight):
     return np.array([np.trace(bag.T @ bag @ weight) for bag in bags])
 
 
-def test_products_and_kernel_are_inner_products_of_matrices():
+def test_products_and_kernel_are_inner_products_of_matrices(monkeypatch):
     bags = as_bags(ragged_bags(count=13, features=4))
     square = [bag.T @ bag for bag in bags]
     expected = np.array([[np.sum(a * b) for b in square] for a in square])
     table = products(bags)
     assert table.shape == (13, 10)
     assert_allclose(table @ table.T, expected, rtol=1e-12)
-    assert_allclose(kernel(bags), expected, rtol=1e-12)
-    assert_allclose(gram(bags), expected, rtol=1e-12)
     few = as_bags(ragged_bags(count=3, features=31))
-    assert_allclose(gram(few), kernel(few), rtol=1e-12)
+    by_cost = gram(few)
+    assert_allclose(gram(bags), expected, rtol=1e-12)
+    monkeypatch.setattr("regard.estimators.bags.quadratic.TABLE_LIMIT", 0)  # from the instances
+    assert_allclose(gram(bags), expected, rtol=1e-12)
+    assert_allclose(gram(few), by_cost, rtol=1e-12)
 
 
 def test_the_kernel_is_the_same_in_blocks(monkeypatch):
+    monkeypatch.setattr("regard.estimators.bags.quadratic.TABLE_LIMIT", 0)  # from the instances
     bags = as_bags(ragged_bags(count=13, features=4))
-    expected = kernel(bags)
+    expected = gram(bags)
     monkeypatch.setattr("regard.estimators.bags.quadratic.KERNEL_BLOCK", 5 * len(bags.instances))
     blocks = list(bags.blocks(5))
     assert len(blocks) > 4
     assert [index for block in blocks for index in range(13)[block]] == list(range(13))
-    assert_allclose(kernel(bags), expected, rtol=1e-12)
+    assert_allclose(gram(bags), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("count", "solver"), [(10, "primal"), (9, "dual")])

@@ -34,7 +34,7 @@ from regard.estimators.bags.base import ClassifierOverBags, OverBags, RegressorO
 from regard.estimators.common import all_or_nothing
 from regard.estimators.settings import setting, with_settings
 
-_TABLE_LIMIT = 2**25
+TABLE_LIMIT = 2**25
 """The largest number of entries in the table of products of all bags."""
 KERNEL_BLOCK = 2**22
 """The largest number of entries in a block of the kernel between instances."""
@@ -182,19 +182,14 @@ def products(bags: Bags) -> Floats:
 
 
 def gram(bags: Bags) -> Floats:
-    """⟨XᵀX, ZᵀZ⟩ of each pair of bags, [B, B]: from the products or from the instances, whichever costs less."""
+    """⟨XᵀX, ZᵀZ⟩ = ‖X Zᵀ‖²_F of each pair of bags, [B, B]: from products or from instances, whichever costs less."""
     total, size = bags.instances.shape
     entries = len(bags) * size * (size + 1) // 2
-    if entries <= _TABLE_LIMIT and total * size**2 + len(bags) * entries <= total**2 * size:
+    if entries <= TABLE_LIMIT and total * size**2 + len(bags) * entries <= total**2 * size:
         table = products(bags)
         return table @ table.T
-    return kernel(bags)
-
-
-def kernel(bags: Bags) -> Floats:
-    """⟨XᵀX, ZᵀZ⟩ = ‖X Zᵀ‖²_F of each pair of bags, [B, B], without a matrix [d, d]."""
     values = np.empty((len(bags), len(bags)))
-    limit = max(1, KERNEL_BLOCK // len(bags.instances))
+    limit = max(1, KERNEL_BLOCK // total)
     for block in bags.blocks(limit):
         some = bags[block]
         squares = np.square(some.instances @ bags.instances.T)  # [n, N]

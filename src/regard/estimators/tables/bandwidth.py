@@ -247,7 +247,7 @@ def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
 def _search_many_factors(
     trial: Callable[[Floats], float], start: Floats, least: float, categories: int, separate: bool
 ) -> Floats:
-    """The best factor of each feature (or one for all, unless `separate`) and of each λ, near a start with its error."""
+    """The best factor of each feature (one for all, unless `separate`) and of each λ, near a start of error `least`."""
     columns = len(start) - categories
 
     def exponents(free: Floats) -> Floats:
