@@ -382,9 +382,10 @@ def _as_value(value: object) -> Value | None:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """Whether a cell is None, NaN, or a missing value of pandas, which need not be installed."""
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
+    is_nan = isinstance(value, float) and value != value
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or is_nan
 
 
 def _warn_many(column: "Series", category: Category) -> None:

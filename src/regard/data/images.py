@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.checks import quote_names
+from regard.data.columns import is_missing
 from regard.data.tables import INSTALL
 from regard.data.text import pad_rows, read_text
 from regard.data.tokenizers import END, START
@@ -298,11 +299,6 @@ def match_captions(
     if not matched.indices:
         raise ValueError(f"at least one image must have a caption, got {len(images)} images without captions")
     return matched
-
-
-def is_missing(caption: object) -> bool:
-    """Whether a value stands for a missing text: None, or the NaN of an empty cell."""
-    return caption is None or (isinstance(caption, float) and caption != caption)
 
 
 def encode_captions(

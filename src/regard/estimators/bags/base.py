@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from scipy.special import expit, softmax
+from scipy.special import softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -195,14 +195,12 @@ class ClassifierOverBags(ClassifierMixin, OverBags):  # type: ignore[misc]
 
     def predict_proba(self, X: object) -> Floats:  # noqa: N803
         """The probability of each class, [B, classes]."""
-        logit = self.decision_function(X)
-        two = logit.ndim == 1
-        return np.asarray(np.stack([expit(-logit), expit(logit)], axis=1) if two else softmax(logit, axis=1))
+        logit = self._outputs(self._read(X))
+        return np.asarray(softmax(np.pad(logit, ((0, 0), (int(logit.shape[1] == 1), 0))), axis=1))  # the first has 0
 
     def predict(self, X: object) -> Labels:  # noqa: N803
         """The most probable class, [B]."""
-        logit = self.decision_function(X)
-        best = logit.argmax(axis=1) if logit.ndim == 2 else (logit > 0).astype(int)
+        best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:  # noqa: N803

@@ -65,7 +65,7 @@ class BagEvidence:
         index = self.index[bag, rank]
         row = self.bags.starts[bag] + index
         best = self.supported[bag, rank]
-        columns = {
+        columns: dict[str, Labels] = {
             "bag": bag if self.bags.names is None else self.bags.names[bag],
             "rank": rank + 1,
             "instance": index if self.bags.rows is None else self.bags.rows[row],
@@ -76,11 +76,9 @@ class BagEvidence:
             columns["class"] = self.classes[best]
         columns["contribution"] = self.contribution[bag, rank, best]
         features = self.bags.features or [f"x{number}" for number in range(self.bags.instances.shape[1])]
-        values = {
-            (name if name not in columns else f"{name}_"): self.bags.instances[row, number]
-            for number, name in enumerate(features)
-        }
-        return pd.DataFrame({**columns, **values})
+        for number, name in enumerate(features):
+            columns[name if name not in columns else f"{name}_"] = self.bags.instances[row, number]
+        return pd.DataFrame(columns)
 
     def plot(self, query: int | str = 0, axes: "Axes | None" = None) -> "Axes":
         """The evidence of one bag, by its index or name, as bars: its top instances, what they support, the rest."""

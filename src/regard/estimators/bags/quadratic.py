@@ -141,9 +141,7 @@ class FlatClassifier(_FlatModel, ClassifierOverBags):
     def fit(self, X: object, y: object) -> Self:  # noqa: N803
         """Learn from bags of one size and one class for each."""
         bags, index = self._read_classes(X, y)
-        weight = self.class_weight
-        if isinstance(weight, dict):
-            weight = dict(enumerate(self._class_weights(index)))
+        weight = dict(enumerate(self._class_weights(index)))
         return self._fit_flat(bags, index, LogisticRegression(C=self.C, class_weight=weight, max_iter=1000))
 
 

@@ -96,10 +96,10 @@ def _set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -
     try:
         width = np.asarray(bandwidth, dtype=float)
     except (TypeError, ValueError):
-        raise ValueError(f"bandwidth must be a number, one a column, a matrix or a word, got {bandwidth!r}") from None
+        width = np.array(np.nan)
     count, numeric = len(columns.names), len(smoother.bandwidth)
     if width.ndim > 2 or not np.isfinite(width).all():
-        raise ValueError(f"bandwidth must be finite, one number, one a column or a matrix, got {bandwidth!r}")
+        raise ValueError(f"bandwidth must be a number, one a column or a matrix, all finite, got {bandwidth!r}")
     if width.ndim == 2:
         _check_matrix(width, numeric)
         return replace(smoother, bandwidth=width)

@@ -24,7 +24,6 @@ from regard.tour.findings import Finding, Picture, Row, Station, command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from sklearn.model_selection import GridSearchCV
 
 _AVERAGE, _FIXED, _LEARNED = "average pooling", "kernel, bandwidth 1", "kernel, learned"
 
@@ -115,6 +114,10 @@ def _visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     """A real table: one year of diabetes, by ten measurements."""
     from sklearn.datasets import load_diabetes
     from sklearn.linear_model import LinearRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.neighbors import KNeighborsRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)  # noqa: N806
     order = np.random.default_rng(seed).permutation(len(X))
@@ -122,7 +125,9 @@ def _visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     model = NadarayaWatson(bandwidth="cv", order=1, random_state=seed)
     model.fit(X.iloc[train], y.iloc[train])
     score = model.score(X.iloc[test], y.iloc[test])
-    others = (_nearest_neighbours(), LinearRegression())
+    sizes = {"kneighborsregressor__n_neighbors": [3, 5, 10, 15, 20, 30, 50]}
+    # The mean of the k nearest rows, k by cross-validation: the same idea with weights of 0 and 1/k.
+    others = (GridSearchCV(make_pipeline(StandardScaler(), KNeighborsRegressor()), sizes), LinearRegression())
     neighbours, linear = (
         float(other.fit(X.iloc[train], y.iloc[train]).score(X.iloc[test], y.iloc[test])) for other in others
     )
@@ -149,17 +154,6 @@ def _visit_table(folder: Path, seed: int) -> Iterator[Finding]:
     yield command("regard", "predict", *arguments, "--std")
     yield command("regard", "evidence", *arguments, "--top", "3")
     yield command("regard", "info", saved)
-
-
-def _nearest_neighbours() -> "GridSearchCV":
-    """The mean of the k nearest rows, k by cross-validation: the same idea with weights of 0 and 1/k."""
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.neighbors import KNeighborsRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    sizes = {"kneighborsregressor__n_neighbors": [3, 5, 10, 15, 20, 30, 50]}
-    return GridSearchCV(make_pipeline(StandardScaler(), KNeighborsRegressor()), sizes)
 
 
 STATIONS = (
