@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from torch.testing import assert_close
 
 import regard
 from regard import masks, scores, weighing
-from regard.attend import _attend_unchecked
+from regard.engines import flash
+from regard.engines.flash import attend_unchecked
 from regard.engines.stream import Stream
 
 Q, K, V = rand(2, 3, 5, dtype=torch.float32), rand(2, 7, 5, dtype=torch.float32), rand(2, 7, 11, dtype=torch.float32)
@@ -60,9 +60,8 @@ def test_dropout_that_is_no_number_is_refused(dropout):
 
 
 def test_only_a_plain_call_takes_the_short_way(monkeypatch):
-    attending, square, calls = sys.modules["regard.attend"], torch.randn(2, 3, 5, 8), []
-    short = attending._attend_unchecked
-    monkeypatch.setattr(attending, "_attend_unchecked", lambda *given: calls.append(given) or short(*given))
+    square, calls = torch.randn(2, 3, 5, 8), []
+    monkeypatch.setattr(flash, "attend_unchecked", lambda *given: calls.append(given) or attend_unchecked(*given))
     for mask in (None, masks.causal):
         regard.attend(square, square, square, mask=mask)
     assert len(calls) == 2
@@ -245,7 +244,7 @@ def test_the_short_way_of_the_usual_case_is_the_definition(queries, keys, score,
     query, key, value = (
         rand(2, 3, length, 8, seed=seed).requires_grad_() for seed, length in enumerate((queries, keys, keys))
     )
-    assert _attend_unchecked(query, key, value, score, mask is masks.causal) is not None
+    assert attend_unchecked(query, key, value, score, mask is masks.causal) is not None
     found = regard.attend(query, key, value, score=score, mask=mask)
     slow = getattr(reference, repr(score))
     expected, _ = reference.attend(query, key, value, slow, None if mask is None else lambda lead, i, j: j <= i)
@@ -255,7 +254,7 @@ def test_the_short_way_of_the_usual_case_is_the_definition(queries, keys, score,
 
 def test_the_short_way_is_left_where_something_has_to_be_seen_to():
     query, key, value = (rand(2, 3, 5, 8, seed=seed) for seed in range(3))
-    assert _attend_unchecked(query, key, value, scores.dot, False) is not None
+    assert attend_unchecked(query, key, value, scores.dot, False) is not None
     for others in [
         (query[0], key[0], value[0]),
         (query[..., :7], key[..., :7], value[..., :7]),
@@ -265,7 +264,7 @@ def test_the_short_way_is_left_where_something_has_to_be_seen_to():
         (query, key[..., :0, :], value[..., :0, :]),
         (query, key, None),
     ]:
-        assert _attend_unchecked(*others, scores.dot, False) is None
+        assert attend_unchecked(*others, scores.dot, False) is None
     sick = key.clone()
     sick[0, 0, 4] = torch.nan
     assert regard.attend(query, sick, value)[0, 0].isnan().all()

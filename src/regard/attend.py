@@ -7,8 +7,8 @@ Shapes are `[..., length, size]`; with heads `[batch, heads, length, size]`. Lea
 at no key gets a mean of zero, a log weight of -inf, and no NaN, forward or backward. A NaN in the input
 gives NaN in the output.
 
-All rules that choose an engine are here: `choose` for `attend`, `_choose_parts` for `attend_parts`, and `_choose_sums`
-for the sums of kernel regression (`kernel_means`, `kernel_moments`) that the estimators for tables use.
+All rules that choose an engine are here: `choose` for `attend`, a line in `attend_parts`, and `_choose_sums` for the
+sums of kernel regression (`kernel_means`, `kernel_moments`) that the estimators for tables use.
 """
 
 from typing import NamedTuple, Protocol, overload
@@ -115,21 +115,13 @@ def attend(
     usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
     if usual and (mask is None or mask is causal):
         assert isinstance(score, Dot)
-        mean = _attend_unchecked(query, key, value, score, mask is causal)
+        mean = flash.attend_unchecked(query, key, value, score, mask is causal)
         if mean is not None:
             return mean
     job = make_job(query, key, value, score, mask, weigh, dropout)
     if engine is None:
         return ENGINES[choose(job).engine].attend(job)
     return _engine_for(engine, job).attend(job)
-
-
-def _attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
-    """The usual case without checks, or None: what `flash` does with tensors that need no preparation."""
-    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
-    if tensors and not transforming():
-        return flash.attend_unchecked(query, key, value, None if score.scaled else 1.0, is_causal)
-    return None
 
 
 def attend_parts(
@@ -145,7 +137,7 @@ def attend_parts(
     (torch.Size([3, 2]), torch.Size([3]))
     """
     job = make_job(query, key, value, score, mask, softmax, 0.0)
-    return Dense().attend_parts(job) if _choose_parts(job).engine == "dense" else Stream().attend_parts(job)
+    return (Dense() if fits_dense(job) or transforming() else Stream()).attend_parts(job)
 
 
 @overload
@@ -249,13 +241,6 @@ def _choose_inner_product(job: Job) -> Plan:
                 "points are far apart relative to the bandwidth: computing distances from differences keeps precision",
             )
     return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
-
-
-def _choose_parts(job: Job) -> Plan:
-    """The engine for a job of which the log weights are needed too."""
-    if fits_dense(job) or transforming():
-        return Plan("dense", f"the matrix is small, {job.pairs:,} pairs, or torch.func transforms the program")
-    return Plan("stream", f"{job.pairs:,} pairs: by blocks, without the matrix")
 
 
 def _choose_sums(points: Points, tolerance: float = 1e-6) -> Plan:

@@ -63,11 +63,12 @@ class Dense:
         return Attended(weight @ job.value, log_weight.masked_fill(empty, -math.inf).squeeze(-1))
 
 
-def masked_scores(job: Job, rows: slice | None = None) -> Tensor:
-    """Masked scores of some queries, by default all, `[..., q, k]`."""
-    rows = rows or slice(0, job.queries)
-    scores = masked(scores_of(job.score, job.query[..., rows, :], job.key), job.mask_blocks(rows, slice(0, job.keys)))
-    return scores.expand(*job.leading, rows.stop - rows.start, job.keys)
+def masked_scores(job: Job, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+    """Masked scores of some queries and keys, by default all, `[..., q, k]`."""
+    rows, columns = rows or slice(0, job.queries), columns or slice(0, job.keys)
+    scores = scores_of(job.score, job.query[..., rows, :], job.key[..., columns, :])
+    scores = masked(scores, job.mask_blocks(rows, columns))
+    return scores.expand(*job.leading, rows.stop - rows.start, columns.stop - columns.start)
 
 
 def weights(job: Job, rows: slice | None = None) -> Tensor:

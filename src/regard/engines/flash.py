@@ -15,8 +15,8 @@ from regard.engines.job import Job, broadcast
 from regard.engines.stream import Stream
 from regard.kernels import DOT_LIMIT, centred, reach
 from regard.masks import as_bias, causal
-from regard.scores import is_inner_product, is_squared_distance
-from regard.torch_modes import compiling
+from regard.scores import Dot, is_inner_product, is_squared_distance
+from regard.torch_modes import compiling, transforming
 from regard.weighing import softmax
 
 FEW = 2**14
@@ -75,17 +75,20 @@ class Flash:
         return mean.to(job.value.dtype)
 
 
-def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, scale: float | None, is_causal: bool) -> Tensor | None:
+def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
     """The same for tensors that torch's kernel accepts as they are, without a `Job`; None if they need one.
 
     For one new query and cached keys, the checks of a job take as long as the attention itself.
     """
+    if transforming() or not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return None
     shape, key_shape = query.shape, key.shape
     fits = len(shape) == 4 and shape[:2] == key_shape[:2] and shape[3] == key_shape[3] and key_shape == value.shape
     if not fits or shape[3] % 8 or not (query.dtype == key.dtype == value.dtype in (torch.float32, torch.float64)):
         return None
     if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
         return None
+    scale = None if score.scaled else 1.0
     mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
     few = mean.numel() <= FEW and not is_causal and not compiling()
     smallest = torch.linalg.vector_norm(mean.detach(), -math.inf) if few else None

@@ -17,7 +17,7 @@ are `[heads, length, size]`, where `heads` counts over all leading dimensions.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,63 +40,31 @@ BLOCK = (512, 512)
 """Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""
 
 
-class _BlockScore(Protocol):
-    """How a block of scores is computed from vectors, and its gradient is propagated to them.
-
-    Queries are passed through `prepare` first, once for all blocks of keys.
-    """
-
-    def prepare(self, query: Tensor) -> Tensor: ...
-
-    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None: ...
-
-    def add_gradients(
-        self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
-    ) -> None: ...
-
-
-@dataclass(frozen=True)
-class _DotScore:
-    """scale · query · key"""
-
-    scale: float
-
-    def prepare(self, query: Tensor) -> Tensor:
-        return query * self.scale
-
-    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
+def _fill_scores(distances: bool, query: Tensor, key: Tensor, out: Tensor) -> None:
+    """query · key, or -½‖query - key‖² from the differences of float64 coordinates; all `[heads, length, size]`."""
+    if not distances:
         torch.bmm(query, key.mT, out=out)
+        return
+    for head in range(len(out)):
+        words = *_split_precision(query[head], out.dtype), *_split_precision(key[head], out.dtype)
+        loops.distances(*words, out[head].numpy())
 
-    def add_gradients(
-        self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
-    ) -> None:
-        query_grad.baddbmm_(score_grad, key, alpha=self.scale)
+
+def _add_gradients(
+    distances: bool, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
+) -> None:
+    """Add the gradients of query and key."""
+    if not distances:
+        query_grad.baddbmm_(score_grad, key)
         key_grad.baddbmm_(score_grad.mT, query)
-
-
-class _DistanceScore:
-    """-½‖query - key‖², from the differences of float64 coordinates"""
-
-    def prepare(self, query: Tensor) -> Tensor:
-        return query
-
-    def scores(self, query: Tensor, key: Tensor, out: Tensor) -> None:
-        for head in range(len(out)):
-            loops.distances(
-                *_split_precision(query[head], out.dtype), *_split_precision(key[head], out.dtype), out[head].numpy()
-            )
-
-    def add_gradients(
-        self, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
-    ) -> None:
-        # Summed over the block in the precision of the scores, [heads, features, points], then added in that of the
-        # points.
-        to_query, to_key = score_grad.new_zeros(query.mT.shape), score_grad.new_zeros(key.mT.shape)
-        for head in range(len(score_grad)):
-            words = *_split_precision(query[head], score_grad.dtype), *_split_precision(key[head], score_grad.dtype)
-            loops.distances_backward(score_grad[head].numpy(), *words, to_query[head].numpy(), to_key[head].numpy())
-        query_grad.add_(to_query.mT)
-        key_grad.add_(to_key.mT)
+        return
+    # Summed over the block in the precision of the scores, [heads, features, points], then added in that of the points.
+    to_query, to_key = score_grad.new_zeros(query.mT.shape), score_grad.new_zeros(key.mT.shape)
+    for head in range(len(score_grad)):
+        words = *_split_precision(query[head], score_grad.dtype), *_split_precision(key[head], score_grad.dtype)
+        loops.distances_backward(score_grad[head].numpy(), *words, to_query[head].numpy(), to_key[head].numpy())
+    query_grad.add_(to_query.mT)
+    key_grad.add_(to_key.mT)
 
 
 def _split_precision(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
@@ -132,7 +100,7 @@ class ScoreBlock(NamedTuple):
 class HeadBlocks:
     """What is the same for every block of every head."""
 
-    score: _BlockScore
+    distances: bool  # whether scores are -½ times squared distances, else inner products
     mask: Mask | None
     shape: torch.Size  # of the scores, [..., q, k]
     block: tuple[int, int]
@@ -158,7 +126,7 @@ class HeadBlocks:
     ) -> Iterator[ScoreBlock]:
         """The blocks of keys that some queries of the task may see.
 
-        query   [heads, rows, d]  of the task, prepared
+        query   [heads, rows, d]  of the task
         key     [heads, k, d]  of the task
         """
         heads, rows, keys = *query.shape[:2], key.shape[1]
@@ -169,7 +137,7 @@ class HeadBlocks:
                 continue
             size = columns.stop - columns.start
             scores = scratch.block(0, (heads, rows, size), dtype)
-            self.score.scores(query, key[:, columns], scores)
+            _fill_scores(self.distances, query, key[:, columns], scores)
             for part in mask_blocks:
                 if part.dtype == torch.bool:
                     scores.masked_fill_(part, -math.inf)
@@ -217,24 +185,22 @@ class HeadBlocks:
 def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Tensor, Tensor, Tensor]:
     """The blocks of a job, and query, key and value as `[heads, length, size]`.
 
-    Bandwidths and projections get their gradients by autograd, outside.
+    Bandwidths, projections and the scale get their gradients by autograd, outside.
     """
-    score: _BlockScore
+    distances = is_squared_distance(job.score)
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
-        score = _DistanceScore()
     else:
         assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
-        query, key = query.to(job.query.dtype), key.to(job.query.dtype)
-        score = _DotScore(scale)
+        query, key = query.to(job.query.dtype) * scale, key.to(job.query.dtype)
     index = np.indices(job.leading).reshape(len(job.leading), math.prod(job.leading)).T  # [heads, leading dimensions]
     heads, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(job.queries if job.dropout else 0)
     row_hashes = [hashes.numpy().astype(np.uint32) for hashes in dropout_hash.row_hashes(seed, heads, queries)]
     query, key, value = (
         x.expand(*job.leading, *x.shape[-2:]).reshape(len(index), *x.shape[-2:]) for x in (query, key, job.value)
     )
-    return HeadBlocks(score, job.mask, job.shape, block, job.dropout, row_hashes, index), query, key, value
+    return HeadBlocks(distances, job.mask, job.shape, block, job.dropout, row_hashes, index), query, key, value
 
 
 def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
@@ -319,11 +285,11 @@ class _FusedAttention(torch.autograd.Function):
 
 def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) -> None:
     """Fill in the mean, the largest score and the sum of the queries of a task."""
-    query, key, value, mean = heads.query[task], heads.key[task.heads], heads.value[task.heads], heads.mean[task]
+    query, mean = heads.query[task].contiguous(), heads.mean[task]
+    key, value = heads.key[task.heads], heads.value[task.heads]
     # The rows of a task are contiguous: these arrays are views.
     sums = RowSums(*(x.flatten(0, 1).numpy() for x in (heads.largest[task], heads.total[task], mean)))
     dropout = blocks.row_dropout(task, value.dtype)
-    query = blocks.score.prepare(query.contiguous())
     for block in blocks.score_blocks(task, query, key, scratch, value.dtype):
         loops.softmax_block(block.array, block.visible, sums, dropout, block.columns.start)
         mean.baddbmm_(block.scores, value[:, block.columns])
@@ -332,7 +298,7 @@ def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) ->
 
 def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradients, scratch: Scratch) -> None:
     """Add the contribution of the queries of a task to the gradients; those of keys and values are the task's own."""
-    query = blocks.score.prepare(heads.query[task].contiguous())
+    query = heads.query[task].contiguous()
     key, value, mean_grad = heads.key[task.heads], heads.value[task.heads], grads.mean[task].contiguous()
     rows = RowGradients(*(x[task].flatten().numpy() for x in (heads.largest, heads.total, grads.offset)))
     dropout = blocks.row_dropout(task, value.dtype)
@@ -344,4 +310,4 @@ def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradien
             block.array, score_grad.flatten(0, 1).numpy(), block.visible, rows, dropout, columns.start
         )
         grads.value[:, columns].baddbmm_(weight.mT, mean_grad)
-        blocks.score.add_gradients(score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])
+        _add_gradients(blocks.distances, score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])

@@ -171,24 +171,26 @@ def softmax_block_backward(
                 grads[j] = weight * (grads[j] * keep - offset)
 
 
-@compiled(nogil=True, fastmath=EXACT)
-def hide(block: Floats, visible: Counts) -> None:
-    """-inf for the keys that a row does not see."""
-    for i in range(block.shape[0]):
-        block[i, visible[i] :] = -np.inf
-
-
 @compiled(nogil=True, fastmath=SUM)
 def update_top(
-    block: Floats, top_score: Floats, top_key: NDArray[np.int64], largest: Floats, total: Floats, start: int
+    block: Floats,
+    visible: Counts,
+    top_score: Floats,
+    top_key: NDArray[np.int64],
+    largest: Floats,
+    total: Floats,
+    start: int,
 ) -> None:
     """Update each row's top scores, their keys, and the running sums with a block.
 
+    visible, start       as for `softmax_block`
     top_score, top_key   [rows, top]  the largest scores so far, in descending order; -inf and -1 where there are none
     """
     top = top_score.shape[1]
     for i in range(block.shape[0]):
-        row, scores, keys = block[i], top_score[i], top_key[i]
+        row, scores, keys = block[i, : visible[i]], top_score[i], top_key[i]
+        if row.shape[0] == 0:
+            continue
         for begin in range(0, row.shape[0], 64):
             part = row[begin : begin + 64]
             if not row_max(part) > scores[top - 1]:

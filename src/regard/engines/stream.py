@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from regard.checks import is_count
 from regard.compiled import dropout_hash
@@ -164,7 +165,7 @@ class _RecomputedContext(Context):
     blocks: Blocks
     bias_count: int
     state: dict[str, Tensor]
-    random: dict[str, Tensor]
+    random: tuple[Tensor, list[int], list[Tensor]]  # states of the generators that a score may draw from
     autocast: Callable[[], contextlib.AbstractContextManager[object]]
 
 
@@ -175,7 +176,7 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx: _RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
-        ctx.random = _random_states(query.device)
+        ctx.random = torch.get_rng_state(), *get_device_states(query)
         ctx.autocast = _autocast_of(query.device.type)
         wide = torch.promote_types(query.dtype, torch.float32)  # float16 cannot hold a sum over many keys
         mean = query.new_zeros(*blocks.shape[:-1], value.shape[-1])
@@ -219,7 +220,7 @@ class _Recomputed(torch.autograd.Function):
         offset = (mean_grad * mean).sum(dim=-1, dtype=total.dtype) - log_weight_grad
         largest = largest.masked_fill(largest == -math.inf, math.inf)  # exp(s - inf) = 0
         sums, unused = torch.zeros_like(total), {id(x) for x in parameters if x.requires_grad}
-        with _replayed(ctx.random), _hooks_off(parameters):
+        with _replayed(*ctx.random), _hooks_off(parameters):
             for rows, columns in itertools.product(blocks.rows(), blocks.columns()):
                 inputs = [query[..., rows, :], key[..., columns, :], *blocks.bias_blocks(biases, rows, columns)]
                 needs = [*needed[:2], *needed[3 : 3 + ctx.bias_count]]
@@ -324,23 +325,12 @@ def _autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextMan
     return functools.partial(torch.autocast, device_type, dtype, enabled)
 
 
-def _random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that a score may draw from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states[str(device)] = torch.cuda.get_rng_state(device)
-    return states
-
-
 @contextlib.contextmanager
-def _replayed(states: dict[str, Tensor]) -> Iterator[None]:
+def _replayed(state: Tensor, devices: list[int], device_states: list[Tensor]) -> Iterator[None]:
     """Draw the same random numbers again: blocks come in the same order, and a score draws the same for each."""
-    with torch.random.fork_rng([name for name in states if name != "cpu"]):
-        for name, state in states.items():
-            if name == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.cuda.set_rng_state(state, name)
+    with torch.random.fork_rng(devices):
+        torch.set_rng_state(state)
+        set_device_states(devices, device_states)
         yield
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.compiled.threads import Scratch, spread
-from regard.engines.job import Job, masked, scores_of, spans
+from regard.engines.dense import masked_scores
+from regard.engines.job import Job, spans
 from regard.engines.stream import cache_block, fusible
 
 
@@ -34,9 +35,7 @@ def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     queries, keys = cache_block(job)
     for rows in spans(job.queries, queries):
         for columns in spans(job.keys, keys):
-            scores = scores_of(job.score, job.query[..., rows, :], job.key[..., columns, :])
-            scores = masked(scores, job.mask_blocks(rows, columns))
-            scores = scores.expand(*job.leading, rows.stop - rows.start, columns.stop - columns.start)
+            scores = masked_scores(job, rows, columns)
             log_weight[..., rows] = torch.logaddexp(log_weight[..., rows], scores.logsumexp(dim=-1))
             key_index = torch.arange(columns.start, columns.stop, device=best.device).expand(scores.shape)
             joined = torch.cat([best[..., rows, :], scores], dim=-1)
@@ -61,10 +60,8 @@ def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     def run(task: fused.Task) -> None:
         # Rows of a task are contiguous: these arrays are views.
         top_score, top_key, peak, summed = (x[task].flatten(0, 1).numpy() for x in results)
-        prepared = blocks.score.prepare(query[task].contiguous())
-        for block in blocks.score_blocks(task, prepared, key[task.heads], scratch, best.dtype):
-            loops.hide(block.array, block.visible)
-            loops.update_top(block.array, top_score, top_key, peak, summed, block.columns.start)
+        for block in blocks.score_blocks(task, query[task].contiguous(), key[task.heads], scratch, best.dtype):
+            loops.update_top(block.array, block.visible, top_score, top_key, peak, summed, block.columns.start)
 
     spread(run, blocks.tasks(blocks.block[0]))
     return best, index, largest + total.masked_fill(total == 0, 1.0).log()

@@ -180,19 +180,19 @@ class KernelEngine:
         return _reason_against(self.name, job)
 
     def algorithm(self, job: Job) -> str:
-        names = {self._algorithm(points) for _, points in _points_of(job, _key_weights(job))}
+        names = {self._algorithm(points) for _, points in _points_of(job, _key_bias(job))}
         return ", or ".join(sorted(names))
 
     def attend(self, job: Job) -> Tensor:
         return self.attend_parts(job).mean
 
     def attend_parts(self, job: Job) -> Attended:
-        masked = _key_weights(job)
+        bias = _key_bias(job)
         mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
-        for lead, points in _points_of(job, masked):
+        for lead, points in _points_of(job, bias):
             mean[lead], log_weight[lead] = self._means(points)
         dtype = job.value.dtype
-        return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + masked.highest).to(dtype))
+        return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + _highest(bias)).to(dtype))
 
     def _algorithm(self, points: Points) -> str:
         raise NotImplementedError
@@ -250,15 +250,7 @@ def _learned_tensors(job: Job) -> Iterator[Tensor]:
             yield from module.parameters(recurse=False)
 
 
-class _KeyWeights(NamedTuple):
-    """The weights that masks give to keys, divided by exp(highest), and which keys have any."""
-
-    weight: Floats | None  # [visible keys]
-    highest: float
-    visible: Booleans  # [keys]
-
-
-def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...], Points]]:
+def _points_of(job: Job, bias: Floats) -> Iterator[tuple[tuple[int, ...], Points]]:
     """The index in the leading dimensions, and the problem there."""
     kernel = _kernel_of(job)
     assert kernel is not None  # `_reason_against` was asked before
@@ -273,7 +265,9 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
     per_step, per_change = (
         (x.detach().double().numpy() for x in (mixed.per_step, mixed.per_change)) if mixed else (np.empty(0),) * 2
     )
-    visible = masked.visible
+    visible = bias > -np.inf
+    has_bias = any(isinstance(part, Tensor) for part in parts_of(job.mask))
+    weight = np.exp(bias[visible] - _highest(bias)) if has_bias else None
     left_out = None
     if any(part is others for part in parts_of(job.mask)):
         index = np.where(visible, np.cumsum(visible) - 1, -1)  # of each key among the visible ones
@@ -286,7 +280,7 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
                 key[lead][visible],
                 value[lead][visible],
                 type(kernel),
-                masked.weight,
+                weight,
                 left_out,
                 query_code[lead] if mixed else None,
                 key_code[lead][visible] if mixed else None,
@@ -296,14 +290,9 @@ def _points_of(job: Job, masked: _KeyWeights) -> Iterator[tuple[tuple[int, ...],
         )
 
 
-def _key_weights(job: Job) -> _KeyWeights:
-    """What the masks of a job make of its keys."""
-    if not any(isinstance(part, Tensor) for part in parts_of(job.mask)) or not job.keys:
-        return _KeyWeights(None, 0.0, np.ones(job.keys, bool))
-    bias = _key_bias(job)
-    visible = bias > -np.inf
-    highest = float(bias.max()) if visible.any() else 0.0
-    return _KeyWeights(np.exp(bias[visible] - highest), highest, visible)
+def _highest(bias: Floats) -> float:
+    """The largest bias; 0 if all are -inf."""
+    return float(bias.max()) if (bias > -np.inf).any() else 0.0
 
 
 def _key_bias(job: Job) -> Floats:
