@@ -44,7 +44,7 @@ from benchmarks.harness import (
 from benchmarks.harness import table as rows_table
 from benchmarks.translation_quality import PARTS, corpora
 from regard import Translator, load, look
-from regard.data.text import PairBatch, TokenBatches, pair_batch
+from regard.data.text import PairBatch, pair_batch, token_batches
 from regard.data.tokenizers import PADDING, train_vocabularies
 from regard.estimators.common import adamw
 from regard.estimators.translation.training import length_limit, translate_tokens
@@ -77,7 +77,7 @@ def encoded_pairs() -> tuple[list[list[int]], list[list[int]], int]:
 def batches(count: int, *, by_length: bool) -> list[PairBatch]:
     """Batches of about 2,048 target tokens: grouped by length, or in file order."""
     sources, targets, _ = encoded_pairs()
-    made = TokenBatches(sources, targets, 2048, (SEED, 0))
+    made = token_batches(sources, targets, 2048, (SEED, 0))
     if by_length:
         return [batch for batch, _ in zip(made, range(count), strict=False)]
     size = 128

@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from regard.data.images import (
-    CaptionBatches,
     LeftOut,
     as_images,
+    caption_batches,
     describe_skipped,
     encode_captions,
     match_captions,
@@ -350,7 +350,7 @@ def test_errors_in_tables_name_the_line(tmp_path, folder, text, message):
 def test_every_caption_is_in_one_batch_with_captions_of_similar_length():
     captions = [[number + 10] * (1 + number % 7) for number in range(53)]
     images = [number // 2 for number in range(53)]
-    batches = CaptionBatches(images, captions, 8, (0, 3))
+    batches = caption_batches(images, captions, 8, (0, 3))
     assert len(batches) == 7
     numbers = []
     for batch in batches:
@@ -364,9 +364,9 @@ def test_every_caption_is_in_one_batch_with_captions_of_similar_length():
             assert image == images[number]
             numbers.append(number)
     assert sorted(numbers) == list(range(53))
-    again = CaptionBatches(images, captions, 8, (0, 3))
+    again = caption_batches(images, captions, 8, (0, 3))
     assert [batch.images.tolist() for batch in again] == [batch.images.tolist() for batch in batches]
-    other = CaptionBatches(images, captions, 8, (0, 4))
+    other = caption_batches(images, captions, 8, (0, 4))
     assert [batch.images.tolist() for batch in other] != [batch.images.tolist() for batch in batches]
 
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from regard.data.text import (
-    TokenBatches,
     as_pairs,
     as_sentences,
     checked_text,
@@ -14,6 +13,7 @@ from regard.data.text import (
     read_pairs,
     split_lines,
     text_or_file,
+    token_batches,
 )
 from regard.data.tokenizers import END, PADDING, START
 
@@ -118,7 +118,7 @@ def test_each_pair_is_in_one_batch_of_limited_size():
     random = torch.Generator().manual_seed(0)
     sources = [[index + 3] * int(torch.randint(1, 30, (), generator=random)) for index in range(97)]
     targets = rows(torch.randint(1, 30, (97,), generator=random).tolist())
-    batches = TokenBatches(sources, targets, 100, (5, 0))
+    batches = token_batches(sources, targets, 100, (5, 0))
     indices = []
     for batch in batches:
         assert batch.source.shape[1] == batch.lengths.max()
@@ -135,7 +135,7 @@ def test_each_pair_is_in_one_batch_of_limited_size():
 
 def test_the_seed_changes_batches_but_not_their_number():
     sources, targets = rows(range(1, 60)), rows([4] * 59)
-    first, again, other = (TokenBatches(sources, targets, 64, seed) for seed in ((1, 0), (1, 0), (1, 1)))
+    first, again, other = (token_batches(sources, targets, 64, seed) for seed in ((1, 0), (1, 0), (1, 1)))
     assert first.groups == again.groups
     assert first.groups != other.groups
     assert len(first) == len(other)
@@ -144,7 +144,7 @@ def test_the_seed_changes_batches_but_not_their_number():
 def test_little_is_padding():
     random = torch.Generator().manual_seed(1)
     lengths = (torch.rand(3000, generator=random) * 25 + 3).long()
-    batches = TokenBatches(rows(lengths.tolist()), rows((lengths + torch.randint(3, (3000,))).tolist()), 1000)
+    batches = token_batches(rows(lengths.tolist()), rows((lengths + torch.randint(3, (3000,))).tolist()), 1000)
     real = sum(int((batch.target[:, 1:] != PADDING).sum()) for batch in batches)
     assert real > 0.97 * sum(batch.target[:, 1:].numel() for batch in batches)
 

@@ -49,9 +49,14 @@ def photos(folder, count, seed=0):
 
 
 def compute_grids(encoder, images):
+    """[images, cells, channels]"""
     encoder.eval()
     with torch.no_grad():
-        return encoder(encoder.prepare(read_images(images, encoder.image_size)))
+        return encoder(encoder.prepare(read_images(images, encoder.image_size))).flatten(2).mT
+
+
+def read_all(grids, count):
+    return grids(torch.arange(count))
 
 
 def count_new_grids(encoder, *arguments, **settings):
@@ -59,7 +64,7 @@ def count_new_grids(encoder, *arguments, **settings):
     new = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            module, "write_file", lambda cache, keys, grids: (new.extend(keys), write_file(cache, keys, grids))
+            module, "write_file", lambda folder, keys, grids: (new.extend(keys), write_file(folder, keys, grids))
         )
         cached = cached_grids(*arguments, **settings, progress=False)
     assert encoder.encoded >= len(new)

@@ -3,7 +3,7 @@
     read_image(path, size)            any image that Pillow reads → uint8 [size, size, 3]: its middle square, scaled
     read_captions(path, folder)       a table of images and captions → paths and their captions
     match_captions(images, captions)  the images that have captions, and these
-    CaptionBatches(…)                 tokens of captions of similar length, each with the index of its image
+    caption_batches(…)                tokens of captions of similar length, each with the index of its image
 
 An image is read as a viewer shows it: rotated by its EXIF tag, on white where it is transparent, with 8 bits and three
 channels.
@@ -26,7 +26,7 @@ from torch import Tensor
 from regard.checks import quote_names
 from regard.data.columns import is_missing
 from regard.data.tables import INSTALL
-from regard.data.text import pad_rows, read_text
+from regard.data.text import Batches, pad_rows, read_text, shuffled_groups
 from regard.data.tokenizers import END, START
 
 if TYPE_CHECKING:
@@ -339,27 +339,18 @@ class CaptionBatch(NamedTuple):
     words: Tensor  # [rows, m + 1]  from START to END, padded at the end
 
 
-class CaptionBatches:
+def caption_batches(
+    images: Sequence[int], captions: Sequence[list[int]], size: int, seed: tuple[int, int] = (0, 0)
+) -> Batches[list[int], CaptionBatch]:
     """The batches of an epoch: at most `size` captions of similar length, so that there is little padding.
 
     images     the index of each caption's image
     captions   the tokens of each, without START and END
-    seed       of the order of batches, and of captions with the same length
     """
+    lengths = np.array([len(caption) for caption in captions])
 
-    def __init__(
-        self, images: Sequence[int], captions: Sequence[list[int]], size: int, seed: tuple[int, int] = (0, 0)
-    ) -> None:
-        self.images, self.captions = np.asarray(images), captions
-        random = np.random.default_rng(seed)
-        order = np.lexsort((random.random(len(captions)), np.array([len(caption) for caption in captions])))
-        self.groups = [order[start : start + size] for start in range(0, len(order), size)]
-        random.shuffle(self.groups)
+    def make(group: list[int]) -> CaptionBatch:
+        words = pad_rows([[START, *captions[index], END] for index in group])
+        return CaptionBatch(torch.tensor([images[index] for index in group]), words)
 
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def __iter__(self) -> Iterator[CaptionBatch]:
-        for group in self.groups:
-            words = pad_rows([[START, *self.captions[index], END] for index in group])
-            yield CaptionBatch(torch.from_numpy(self.images[group]), words)
+    return Batches(shuffled_groups((lengths,), np.ones_like(lengths), size, seed), make)

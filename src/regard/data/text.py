@@ -7,16 +7,21 @@ A batch has a maximum number of tokens, not of rows, and sentences of similar le
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.tokenizers import END, PADDING, START
+
+Group = TypeVar("Group")
+Batch = TypeVar("Batch")
 
 
 def read_text(path: str | Path) -> str:
@@ -152,29 +157,44 @@ def pair_batch(sources: Sequence[list[int]], targets: Sequence[list[int]]) -> Pa
     return PairBatch(pad_rows(sources), lengths, pad_rows([[START, *target, END] for target in targets]))
 
 
-class TokenBatches:
-    """The batches of an epoch: pairs of similar length, with a maximum number of tokens on either side.
+@dataclass(frozen=True)
+class Batches(Generic[Group, Batch]):
+    """The batches of an epoch, each made of its group when the loop takes it."""
 
-    The seed decides which pairs of equal length are together, and the order of the batches; not their number.
-    """
-
-    def __init__(
-        self, sources: Sequence[list[int]], targets: Sequence[list[int]], tokens: int, seed: tuple[int, int] = (0, 0)
-    ) -> None:
-        self.sources, self.targets = sources, targets
-        random = np.random.default_rng(seed)
-        source = np.array([len(row) for row in sources])
-        target = np.array([len(row) for row in targets]) + 1  # START, or END, with it
-        order = np.lexsort((random.random(len(source)), source, target))
-        self.groups = [order[group].tolist() for group in group_by_tokens(np.maximum(source, target)[order], tokens)]
-        random.shuffle(self.groups)
+    groups: Sequence[Group]
+    make: Callable[[Group], Batch]
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    def __iter__(self) -> Iterator[PairBatch]:
-        for group in self.groups:
-            yield pair_batch([self.sources[i] for i in group], [self.targets[i] for i in group])
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.make, self.groups)
+
+
+def token_batches(
+    sources: Sequence[list[int]], targets: Sequence[list[int]], tokens: int, seed: tuple[int, int] = (0, 0)
+) -> Batches[list[int], PairBatch]:
+    """The batches of an epoch: pairs of similar length, with a maximum number of tokens on either side."""
+    source = np.array([len(row) for row in sources])
+    target = np.array([len(row) for row in targets]) + 1  # START, or END, with it
+    groups = shuffled_groups((source, target), np.maximum(source, target), tokens, seed)
+    return Batches(groups, lambda group: pair_batch([sources[i] for i in group], [targets[i] for i in group]))
+
+
+def shuffled_groups(
+    lengths: tuple[NDArray[np.int64], ...], costs: NDArray[np.int64], limit: int, seed: tuple[int, int]
+) -> list[list[int]]:
+    """Indices of sentences of similar length, in groups with at most `limit` rows times the largest cost.
+
+    The seed decides which sentences of equal length are together, and the order of the groups; not their number.
+
+    lengths   to sort by, the last one first
+    """
+    random = np.random.default_rng(seed)
+    order = np.lexsort((random.random(len(costs)), *lengths))
+    groups = [order[group].tolist() for group in group_by_tokens(costs[order], limit)]
+    random.shuffle(groups)
+    return groups
 
 
 def group_by_tokens(lengths: Iterable[int], tokens: int) -> list[slice]:

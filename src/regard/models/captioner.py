@@ -36,7 +36,7 @@ from regard.attend import attend
 from regard.checks import fraction, positive
 from regard.layers.feed_forward import Dropout
 from regard.models.transformer import check_tokens
-from regard.ops.attentive_rnn import AttentionSteps, Draw, RecurrentAttention, additive_scores, attentive_recurrence
+from regard.ops.attentive_rnn import Draw, RecurrentAttention, additive_scores, attentive_recurrence
 from regard.ops.cross_entropy import cross_entropy
 from regard.scores import Additive
 from regard.weighing import Weighing, hard, softmax
@@ -208,21 +208,6 @@ class CaptionDecoder(nn.Module):
 
     def rows(self, grid: Tensor, words: Tensor) -> _DecoderOutput:
         """Rows from which the next word of each position `[batch, m]` is predicted, and the attention weights."""
-        vectors, states, attended = self._run_decoder(grid, words)
-        rows = self.output_rows(vectors, states, attended.context)
-        return _DecoderOutput(rows, attended.weights, attended.chosen)
-
-    def _draw(self, words: Tensor) -> Draw | None:
-        """How cells are drawn for words `[batch, m]`; None: soft attention draws none."""
-        return None
-
-    def logits(self, rows: Tensor) -> Tensor:
-        """Logits of all words."""
-        logits: Tensor = self.read(rows)
-        return logits
-
-    def _run_decoder(self, grid: Tensor, words: Tensor) -> tuple[Tensor, Tensor, AttentionSteps]:
-        """Vectors of the words `[batch, m, size]`, states `[batch, m, hidden]` and the results of the attention."""
         check_tokens(words, self.vocabulary)
         if len(grid) != len(words):
             raise ValueError(f"each caption needs its grid, got {len(grid)} grids and {len(words)} captions")
@@ -242,7 +227,17 @@ class CaptionDecoder(nn.Module):
         gates = functional.linear(vectors.transpose(0, 1), cell.weight_ih[:, :size], cell.bias_ih)
         states, attended = attentive_recurrence(gates, start, cell.weight_hh, cell.bias_hh, attention)
         # [m, batch, …] to [batch, m, …]
-        return vectors, states.transpose(0, 1), AttentionSteps(*(part.transpose(0, 1) for part in attended))
+        states, contexts, weights, chosen = (part.transpose(0, 1) for part in (states, *attended))
+        return _DecoderOutput(self.output_rows(vectors, states, contexts), weights, chosen)
+
+    def _draw(self, words: Tensor) -> Draw | None:
+        """How cells are drawn for words `[batch, m]`; None: soft attention draws none."""
+        return None
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits of all words."""
+        logits: Tensor = self.read(rows)
+        return logits
 
     @torch.no_grad()
     def fit_scaling(self, grid: Tensor) -> None:

@@ -19,7 +19,7 @@ from regard import saving
 from regard.data.tokenizers import encode_text
 from regard.estimators import common
 from regard.estimators.writing import estimator as module
-from regard.estimators.writing.estimator import Windows, Writer, mean_loss
+from regard.estimators.writing.estimator import Writer, mean_loss, window_batches
 from regard.models.language import LanguageModel
 from regard.training import Muon
 
@@ -252,13 +252,13 @@ def test_settings_reach_the_training(monkeypatch, optimizer, kind):
 
 def test_windows_are_parts_of_the_text_and_depend_on_the_epoch():
     ids = torch.arange(50)
-    batches = list(Windows(ids, 7, 5, 9, (3, 0)))
+    batches = list(window_batches(ids, 7, 5, 9, (3, 0)))
     assert len(batches) == 9
     assert all(batch.shape == (5, 8) for batch in batches)
     assert all((batch == batch[:, :1] + torch.arange(8)).all() for batch in batches)
-    assert max(int(batch.max()) for batch in Windows(ids, 7, 50, 20, (3, 0))) == 49
-    assert not torch.equal(torch.stack(batches), torch.stack(list(Windows(ids, 7, 5, 9, (3, 1)))))
-    assert torch.equal(torch.stack(batches), torch.stack(list(Windows(ids, 7, 5, 9, (3, 0)))))
+    assert max(int(batch.max()) for batch in window_batches(ids, 7, 50, 20, (3, 0))) == 49
+    assert not torch.equal(torch.stack(batches), torch.stack(list(window_batches(ids, 7, 5, 9, (3, 1)))))
+    assert torch.equal(torch.stack(batches), torch.stack(list(window_batches(ids, 7, 5, 9, (3, 0)))))
 
 
 @pytest.mark.parametrize(

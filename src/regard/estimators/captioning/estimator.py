@@ -16,14 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from regard.checks import positive
-from regard.data.images import (
-    CaptionBatch,
-    CaptionBatches,
-    ImageSource,
-    as_images,
-    match_captions,
-    read_images,
-)
+from regard.data.images import CaptionBatch, ImageSource, as_images, caption_batches, match_captions, read_images
+from regard.data.text import Batches
 from regard.data.tokenizers import SPECIAL_TOKENS, START, bpe_tokenizer, tokenizer_from_json, word_tokenizer
 from regard.estimators.captioning.evidence import CaptionEvidence, caption_scores, has_words
 from regard.estimators.captioning.training import (
@@ -173,8 +167,8 @@ class Captioner(TrainedEstimator):
             decoder.fit_scaling(grids(torch.randperm(len(data.training))[:_SCALE_IMAGES]))
         optimizer = adamw(model, lr=self.learning_rate, weight_decay=self.weight_decay)
 
-        def batches(epoch: int) -> CaptionBatches:
-            return CaptionBatches(data.caption_images, data.tokens, self.batch_size, (seed, epoch))
+        def batches(epoch: int) -> Batches[list[int], CaptionBatch]:
+            return caption_batches(data.caption_images, data.tokens, self.batch_size, (seed, epoch))
 
         def loss(batch: CaptionBatch) -> Tensor:
             return decoder.loss(grids(batch.images), batch.words, spread=self.spread, smoothing=self.smoothing)

@@ -103,25 +103,23 @@ def make_encoder(encoder: str | nn.Module, image_size: int | None) -> GridEncode
     return GridEncoder(made, image_size)
 
 
-class EncodedImages:
-    """Images that are encoded whenever they are used, because the encoder is trained.
+def encoded_images(encoder: GridEncoder, images: Sequence[ImageSource], mirror: bool = False) -> Grids:
+    """Grids that are computed whenever they are used, because the encoder is trained.
 
-    mirror   in training, each time a random half of them is mirrored left to right
+    mirror   in training, each time a random half of the images is mirrored left to right
     """
+    pixels = torch.from_numpy(read_images(images, encoder.image_size))  # [images, size, size, 3]
 
-    def __init__(self, encoder: GridEncoder, images: Sequence[ImageSource], mirror: bool = False) -> None:
-        self.encoder, self.mirror = encoder, mirror
-        self.images = torch.from_numpy(read_images(images, encoder.image_size))  # [images, size, size, 3]
-
-    def __call__(self, indices: Tensor) -> Tensor:
-        """The grids of images by index, `[batch, cells, channels]`."""
+    def encode(indices: Tensor) -> Tensor:
         # An image with several captions in the batch is encoded once.
         unique, inverse = torch.unique(indices, return_inverse=True)
-        images = self.images[unique]
-        if self.mirror and self.encoder.training:
-            mirrored = torch.rand(len(images)) < 0.5
-            images = torch.where(mirrored[:, None, None, None], images.flip(2), images)
-        return self.encoder.grids(images)[inverse]
+        some = pixels[unique]
+        if mirror and encoder.training:
+            mirrored = torch.rand(len(some)) < 0.5
+            some = torch.where(mirrored[:, None, None, None], some.flip(2), some)
+        return encoder.grids(some)[inverse]
+
+    return encode
 
 
 @contextmanager
@@ -130,13 +128,11 @@ def open_grids(
 ) -> Iterator[Grids]:
     """The grids of images, for training. Without a cache folder, those of a frozen encoder are removed at the end."""
     if not encoder.frozen:
-        yield EncodedImages(encoder, images, mirror)
+        yield encoded_images(encoder, images, mirror)
         return
     temporary = tempfile.TemporaryDirectory(prefix="regard-") if cache is None else nullcontext(str(cache))
     with temporary as parent:
-        folder = Path(parent) / type(encoder.encoder).__name__
-        cached = cached_grids(images, encoder.eval(), folder, progress=progress)
-        yield lambda indices: cached[indices.numpy()].flatten(2).mT  # [batch, cells, channels]
+        yield cached_grids(images, encoder.eval(), Path(parent) / type(encoder.encoder).__name__, progress=progress)
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from regard.data.text import TokenBatches, as_pairs, as_sentences
+from regard.data.text import as_pairs, as_sentences, token_batches
 from regard.data.tokenizers import START, Vocabularies, train_vocabularies
 from regard.estimators.common import (
     OPTIMIZERS,
@@ -137,11 +137,11 @@ class Translator(Training, TrainedEstimator):
         rate = float(self.learning_rate or (3e-3 if self.model == "transformer" else 1e-3))
         optimizer = OPTIMIZERS[self.optimizer](model, lr=rate, weight_decay=self.weight_decay, betas=(0.9, 0.98))
         tokens = tokens_by_epoch(corpus, self.piece_dropout, seed)
-        batches = len(TokenBatches(*tokens(0), self.batch_tokens))
+        batches = len(token_batches(*tokens(0), self.batch_tokens))
         steps = self.epochs * math.ceil(batches / self.accumulate)
         return run(
             model,
-            lambda epoch: TokenBatches(*tokens(epoch), self.batch_tokens, (seed, epoch)),
+            lambda epoch: token_batches(*tokens(epoch), self.batch_tokens, (seed, epoch)),
             lambda batch: mean_loss(model, batch, self.smoothing),
             self._recipe(
                 optimizer, self.epochs, steps, lambda batch: predicted_tokens(batch.target), average=self.average

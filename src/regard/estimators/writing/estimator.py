@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.attend import Look
 from regard.checks import positive
-from regard.data.text import checked_text, text_or_file
+from regard.data.text import Batches, checked_text, text_or_file
 from regard.data.tokenizers import (
     UNKNOWN,
     bpe_tokenizer,
@@ -54,21 +54,11 @@ _READ_TOKENS = 1 << 14
 """The maximum number of tokens in a batch without gradients."""
 
 
-class Windows:
-    """The batches of an epoch: random windows `[size, context + 1]` of the tokens."""
-
-    def __init__(self, ids: Tensor, context: int, size: int, count: int, seed: tuple[int, int]) -> None:
-        self.ids, self.count, self.size = ids, count, size
-        self.offsets = torch.arange(context + 1)
-        self.generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Tensor]:
-        limit = len(self.ids) - len(self.offsets) + 1
-        starts = torch.randint(limit, (self.count, self.size, 1), generator=self.generator)
-        return (self.ids[batch + self.offsets] for batch in starts)
+def window_batches(ids: Tensor, context: int, size: int, count: int, seed: tuple[int, int]) -> Batches[Tensor, Tensor]:
+    """The batches of an epoch: `count` random windows `[size, context + 1]` of the tokens."""
+    generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+    starts = torch.randint(len(ids) - context, (count, size, 1), generator=generator)
+    return Batches(list(starts), lambda batch: ids[batch + torch.arange(context + 1)])
 
 
 @torch.no_grad()
@@ -172,9 +162,9 @@ class Writer(Training, TrainedEstimator):
         every = min(self.validate_every, self.steps)
         optimizer = OPTIMIZERS[self.optimizer](model, lr=self.learning_rate, weight_decay=self.weight_decay)
 
-        def batches(epoch: int) -> Windows:
+        def batches(epoch: int) -> Batches[Tensor, Tensor]:
             steps = min(every, self.steps - epoch * every)
-            return Windows(training, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
+            return window_batches(training, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
 
         epochs = math.ceil(self.steps / every)
         recipe = self._recipe(optimizer, epochs, self.steps, lambda batch: batch[:, 1:].numel(), least=0.1)
