@@ -1,15 +1,26 @@
 """Checks that settings, tensors and layers share: one rule and one error message for each."""
 
 import operator
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from numbers import Real
 from typing import SupportsIndex, cast
 
 from torch import Tensor, nn
 from torch.nn.modules import module
 
+INSTALL = 'pip install "regard[all]"'
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: list[Sized] = [getattr(module, "_global" + name) for name in _HOOKS]
+
+
+@contextmanager
+def optional_import(need: str) -> Iterator[None]:
+    """Around the import of an optional package: if it is missing, the error says what needs it, and how to get it."""
+    try:
+        yield
+    except ImportError:
+        raise ModuleNotFoundError(f"{need}: {INSTALL}") from None
 
 
 def positive(name: str, number: object) -> int:

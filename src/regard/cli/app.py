@@ -23,12 +23,13 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
+from regard.checks import INSTALL
 from regard.data import tables
 
 try:
     import typer
 except ImportError:
-    raise SystemExit(f"the command line needs typer: {tables.INSTALL}") from None
+    raise SystemExit(f"the command line needs typer: {INSTALL}") from None
 
 from regard.cli.fit import AnySubject, FitGroup, subjects
 from regard.estimators.subject import open_model, say
@@ -152,7 +153,7 @@ def evidence(
         tables.table_suffix(out)
     model, schema, subject = _open_folder(folder)
     inputs = subject.read_inputs(model, schema, data)
-    count = subject.count(inputs)
+    count = len(inputs)
     if plot is not None and row > count:
         raise ValueError(f"--row must be between 1 and {count}, the number of {subject.inputs} in {data}, got {row}")
     weights = subject.evidence(model, inputs, top)

@@ -14,6 +14,8 @@ from regard.estimators import SUBJECTS, subject_module
 from regard.estimators.settings import REQUIRED, Setting, setting, settings_of, with_settings
 from regard.estimators.subject import Subject, say
 
+_ARGUMENT = "file"
+"""The setting that is the command's argument; all others are options."""
 _METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 AnySubject = Subject[Any, Any, Any]
 Context = Any  # typer has its own copy of click, whose classes have no public name
@@ -83,16 +85,13 @@ def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
     >>> _unknown_option("writer", "--epoch", ["--epochs", "--size"])
     'regard fit writer has no option --epoch; did you mean --epochs?'
     """
-    near = get_close_matches(option, known, 1, cutoff=0.75)
-    if near:
-        return f"regard fit {name} has no option {option}; did you mean {near[0]}?"
-    others = [other for other, subject in subjects().items() if option in map(_option_name, _declared(subject))]
-    if others:
-        where = " and ".join(f"regard fit {other}" for other in others)
-        return f"regard fit {name} has no option {option}; it is an option of {where}"
-    near = get_close_matches(option, known, 1, cutoff=0.4)
-    hint = f"; the nearest is {near[0]}" if near else ""
-    return f"regard fit {name} has no option {option}{hint}; regard fit {name} --help lists all"
+    others = [
+        f"regard fit {other}" for other, each in subjects().items() if option in map(_option_name, _declared(each))
+    ]
+    near = get_close_matches(option, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"regard fit {name} --help lists all"
+    hint = f"it is an option of {' and '.join(others)}" if others else hint
+    return f"regard fit {name} has no option {option}; {hint}"
 
 
 def _fit_command(subject: AnySubject) -> _Command:
@@ -108,7 +107,7 @@ def _fit_command(subject: AnySubject) -> _Command:
             annotation=_option(field),
             default=inspect.Parameter.empty if field.required else None,
         )
-        for field in sorted(_declared(subject), key=lambda field: not _is_argument(field))
+        for field in sorted(_declared(subject), key=lambda field: field.name != _ARGUMENT)
     ]
     signature.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     fit.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
@@ -163,18 +162,13 @@ def _option(field: Setting) -> Any:
     named = field.parse is not None or all(str(choice) in field.help for choice in field.choices)
     choices = "" if named else f": {', '.join(map(str, field.choices))}"
     annotation = kind if field.required else kind | None
-    if _is_argument(field):
+    if field.name == _ARGUMENT:
         return Annotated[annotation, typer.Argument(help=field.help, metavar="FILE")]
     shown = not any(field.default is hidden for hidden in (None, REQUIRED, True, False, ""))
     text = f"{field.help}{choices}" + (f" [{field.default}]" if shown else "")
     name = _option_name(field)
     names = f"{name}/--no-{name[2:]}" if field.default is True else name
     return Annotated[annotation, typer.Option(names, help=text, metavar=metavar, show_default=False)]
-
-
-def _is_argument(field: Setting) -> bool:
-    """Whether a setting is the command's argument, FILE; all others are options."""
-    return field.positional and field.name == "file"
 
 
 def _value(field: Setting, text: Any) -> Any:

@@ -23,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.checks import quote_names
+from regard.checks import optional_import, quote_names
 from regard.data.columns import is_missing
-from regard.data.tables import INSTALL
 from regard.data.text import Batches, pad_rows, read_text, shuffled_groups
 from regard.data.tokenizers import END, START
 
@@ -54,10 +53,8 @@ def read_image(source: ImageSource, size: int) -> _Pixels:
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
-    try:
+    with optional_import("images need the package pillow"):
         from PIL import Image, ImageOps
-    except ImportError:
-        raise ModuleNotFoundError(f"images need the package pillow: {INSTALL}") from None
     if isinstance(source, str | os.PathLike):
         image = _read_image_file(Path(source), size)
     elif isinstance(source, Image.Image):
@@ -264,18 +261,10 @@ class SkippedCaptions(TypedDict, total=False):
     empty: int
 
 
-class _CaptionedImages(NamedTuple):
-    """The images that have captions."""
-
-    indices: list[int]
-    captions: list[list[str]]  # one or more of each image
-    skipped: SkippedCaptions
-
-
 def match_captions(
     images: Sequence[ImageSource], captions: Sequence[str | Sequence[str | None] | None]
-) -> _CaptionedImages:
-    """The images that have captions, and these.
+) -> tuple[list[int], list[list[str]], SkippedCaptions]:
+    """The indices of images that have captions, the captions of each, and what is skipped.
 
     captions   for each image a text, or several; None, NaN and blank texts are skipped
     """
@@ -283,7 +272,9 @@ def match_captions(
         raise TypeError("captions must be a list: for each image a text, or a list of texts")
     if len(images) != len(captions):
         raise ValueError(f"images and captions must have the same length, got {len(images)} and {len(captions)}")
-    matched = _CaptionedImages([], [], {"images": [], "blank": 0})
+    indices: list[int] = []
+    matched: list[list[str]] = []
+    skipped: SkippedCaptions = {"images": [], "blank": 0}
     for index, given in enumerate(captions):
         several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
         wrong = next((one for one in several if not isinstance(one, str) and not is_missing(one)), None)
@@ -291,14 +282,14 @@ def match_captions(
             raise TypeError(f"captions must be texts, got {wrong!r} for image {index}")
         texts = [one.strip() for one in several if isinstance(one, str) and one.strip()]
         if texts:
-            matched.skipped["blank"] += len(several) - len(texts)
-            matched.indices.append(index)
-            matched.captions.append(texts)
+            skipped["blank"] += len(several) - len(texts)
+            indices.append(index)
+            matched.append(texts)
         else:
-            matched.skipped["images"].append(index)
-    if not matched.indices:
+            skipped["images"].append(index)
+    if not indices:
         raise ValueError(f"at least one image must have a caption, got {len(images)} images without captions")
-    return matched
+    return indices, matched, skipped
 
 
 def encode_captions(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import numpy as np
 
-from regard.checks import quote_names
+from regard.checks import optional_import, quote_names
 from regard.files import atomic_write
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ Value = str | int | float | bool
 _SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 _PARQUET = (".parquet", ".pq")
 _SUFFIXES = (*_SEPARATORS, *_PARQUET)
-INSTALL = 'pip install "regard[all]"'
 _NUMERIC_FRACTION = 0.5
 """The fraction of numbers from which a column of text is taken for numbers with errors."""
 _DECIMAL_COMMA = r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?"
@@ -126,9 +125,8 @@ def _read_parquet(path: Path, text: Collection[str]) -> "DataFrame":
     """A Parquet file, which has the types of its columns."""
     pd = import_pandas()
     try:
-        frame = pd.read_parquet(path)
-    except ImportError:
-        raise ImportError(f"reading Parquet needs pyarrow: {INSTALL}") from None
+        with optional_import("reading Parquet needs pyarrow"):
+            frame = pd.read_parquet(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
     frame.columns = [str(name) for name in frame.columns]
@@ -146,16 +144,13 @@ def write_table(frame: "DataFrame", path: str | Path | None) -> None:
     path = Path(path)
     suffix = table_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with atomic_write(path) as temporary:
-            if suffix in _PARQUET:
-                frame.to_parquet(temporary, index=False)
-            else:
-                compression = "gzip" if suffix.endswith(".gz") else None
-                separator = _SEPARATORS[suffix]
-                frame.to_csv(temporary, index=False, sep=separator, compression=compression, lineterminator="\n")
-    except ImportError:
-        raise ImportError(f"writing Parquet needs pyarrow: {INSTALL}") from None
+    with optional_import("writing Parquet needs pyarrow"), atomic_write(path) as temporary:
+        if suffix in _PARQUET:
+            frame.to_parquet(temporary, index=False)
+        else:
+            compression = "gzip" if suffix.endswith(".gz") else None
+            separator = _SEPARATORS[suffix]
+            frame.to_csv(temporary, index=False, sep=separator, compression=compression, lineterminator="\n")
 
 
 def table_suffix(path: str | Path) -> str:
@@ -170,10 +165,8 @@ def table_suffix(path: str | Path) -> str:
 
 def import_pandas() -> ModuleType:
     """The module pandas, which is an optional dependency."""
-    try:
+    with optional_import("tables need pandas"):
         import pandas
-    except ImportError:
-        raise ImportError(f"tables need pandas: {INSTALL}") from None
     return cast(ModuleType, pandas)
 
 

@@ -17,7 +17,7 @@ from random import Random
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from regard.data.tables import INSTALL
+from regard.checks import optional_import
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,10 +35,8 @@ MAX_SPLITS = 16
 
 def tokenizers_package() -> ModuleType:
     """The package tokenizers; if it is not installed, the error says how to install it."""
-    try:
+    with optional_import("tokens need the package tokenizers"):
         import tokenizers
-    except ImportError:
-        raise ModuleNotFoundError(f"tokens need the package tokenizers: {INSTALL}") from None
     return tokenizers
 
 

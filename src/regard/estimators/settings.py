@@ -53,7 +53,6 @@ class Setting:
     default: object
     help: str
     bounds: Bounds
-    positional: bool
     check: Callable[[str, Any], object] | None  # raises where the type cannot say what must hold
     parse: Callable[[str], object] | None  # the value of an option, as typed
     option: bool  # whether the command line offers it
@@ -92,13 +91,11 @@ class Setting:
             return self.optional
         if any(value == choice and type(value) is type(choice) for choice in self.choices):
             return True
-        if bool in self.kinds and isinstance(value, bool):
-            return True
-        if str in self.kinds and isinstance(value, str):
-            return True
+        if type(value) in (bool, str):
+            return type(value) in self.kinds
         if float in self.kinds and is_number(value):
             return self.within(typing.cast(float, value))
-        if int in self.kinds and not isinstance(value, bool):
+        if int in self.kinds:
             try:
                 return self.within(operator.index(typing.cast(int, value)))
             except TypeError:
@@ -169,26 +166,13 @@ def _setting(cls: type, field: "dataclasses.Field[Any]", hint: object) -> Settin
     declared = next((base.metadata[_METADATA] for base in above if base and _METADATA in base.metadata), None)
     if declared is None:
         raise TypeError(f"{cls.__name__}.{field.name} must be declared by setting(help, default=…)")
-    kinds: list[object] = []
-    choices: list[object] = []
-    for member in _members(hint):
-        if typing.get_origin(member) is Literal:
-            choices += typing.get_args(member)
-        elif member is not type(None):
-            kinds.append(member)
+    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    literals = [member for member in members if typing.get_origin(member) is Literal]
+    choices = tuple(choice for literal in literals for choice in typing.get_args(literal))
+    kinds = tuple(member for member in members if member not in (*literals, type(None)))
     if int in kinds and not declared["bounds"]:
         declared = {**declared, "bounds": {"at_least": 1}}
-    optional = type(None) in _members(hint) or None in choices
-    return Setting(
-        field.name, tuple(kinds), tuple(choices), optional, field.default, positional=not field.kw_only, **declared
-    )
-
-
-def _members(hint: object) -> list[object]:
-    """The members of a union type, or the type itself."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [inner for member in typing.get_args(hint) for inner in _members(member)]
-    return [hint]
+    return Setting(field.name, kinds, choices, type(None) in members or None in choices, field.default, **declared)
 
 
 def check_settings(estimator: object) -> None:

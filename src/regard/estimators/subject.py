@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 from rich.console import Console
 
 from regard import estimators
+from regard.checks import optional_import
 from regard.data.columns import Schema as TableSchema
 from regard.data.columns import feature_columns, split_names
-from regard.data.tables import INSTALL, Value, check_complete, impute, read_table
+from regard.data.tables import Value, check_complete, impute, read_table
 from regard.estimators.settings import setting, settings_of, with_settings
 from regard.saving import CONFIG, read_folder
 
@@ -95,18 +96,12 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
     def save_plot(self, evidence: Any, index: int, path: Path, name: str) -> None:
         """Write the picture to a file."""
-        try:
+        with optional_import("pictures need matplotlib"):
             figure = self.figure(evidence, index, f"evidence for the prediction of {name}")
-        except ImportError:
-            raise ImportError(f"pictures need matplotlib: {INSTALL}") from None
         path = path if path.suffix else path.with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
         say(f"picture of {name} → {path}")
-
-    def count(self, inputs: Inputs) -> int:
-        """The number of inputs, of which one can be plotted."""
-        return len(inputs)  # type: ignore[arg-type]
 
     def schema(self, model: Any, config: dict[str, Any], folder: Path) -> Schema:
         """What a model folder knows of its data. By default nothing."""

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.attend import attend
 from regard.checks import fraction, positive
 from regard.layers.feed_forward import Dropout
 from regard.models.transformer import check_tokens
@@ -122,12 +121,7 @@ class Regions:
             scores, value = scores.view(len(self.key), per_image, -1), self.value
         else:
             value = self.value[self.index]
-        return attend(scores, value, value, score=_precomputed_score, weigh=weigh, engine="dense").flatten(0, 1)
-
-
-def _precomputed_score(scores: Tensor, key: Tensor) -> Tensor:
-    """Scores that were computed before, passed in place of the queries."""
-    return scores
+        return (weigh(scores) @ value).flatten(0, 1)
 
 
 class _DecoderOutput(NamedTuple):
@@ -163,12 +157,7 @@ class CaptionDecoder(nn.Module):
     centre: Tensor  # [channels]  subtracted from every grid
     width: Tensor  # [channels]  every grid is then divided by it
 
-    def __init__(
-        self,
-        vocabulary: int,
-        channels: int,
-        config: CaptionConfig = _CONFIG,
-    ) -> None:
+    def __init__(self, vocabulary: int, channels: int, config: CaptionConfig = _CONFIG) -> None:
         super().__init__()
         size, hidden, shape = config.size, config.hidden, config.shape
         positive("vocabulary", vocabulary)
@@ -321,11 +310,7 @@ class HardCaptionDecoder(CaptionDecoder):
     steps: Tensor  # []  number of calls of `loss` in `train` mode
 
     def __init__(
-        self,
-        vocabulary: int,
-        channels: int,
-        config: CaptionConfig = _CONFIG,
-        hard: HardAttention = _HARD,
+        self, vocabulary: int, channels: int, config: CaptionConfig = _CONFIG, hard: HardAttention = _HARD
     ) -> None:
         super().__init__(vocabulary, channels, config)
         self.hard = hard

@@ -88,7 +88,7 @@ def test_validation_pairs_are_a_random_part_and_all_others_are_trained_on():
     assert len(corpus.validation.sources) == 12
     both = [*zip(*corpus.validation, strict=True), *zip(*corpus.training, strict=True)]
     assert sorted(both) == sorted(zip(*pairs, strict=True))
-    assert corpus.vocabularies.decode(corpus.tokens.targets) == corpus.training.targets
+    assert corpus.vocabularies.decode(corpus.tokens[1]) == corpus.training.targets
     assert corpus.longest_target == 10
     same, other = (prepare_corpus(pairs, None, CHARACTERS, **USUAL | {"seed": seed}) for seed in (0, 1))
     assert same.validation == corpus.validation != other.validation
@@ -112,10 +112,10 @@ def test_dropped_joins_differ_between_epochs_and_stop_at_the_longest():
     tokens = tokens_by_epoch(corpus, 0.5, 0)
     first, second = tokens(0), tokens(1)
     assert first == tokens(0) != second
-    assert first.sources != corpus.tokens.sources
-    assert first.targets != corpus.tokens.targets
-    assert corpus.vocabularies.decode(first.targets) == corpus.vocabularies.decode(corpus.tokens.targets)
-    assert max(map(len, first.sources)) <= 17
+    assert first[0] != corpus.tokens[0]
+    assert first[1] != corpus.tokens[1]
+    assert corpus.vocabularies.decode(first[1]) == corpus.vocabularies.decode(corpus.tokens[1])
+    assert max(map(len, first[0])) <= 17
     assert tokens_by_epoch(corpus, 0.0, 0)(1) is corpus.tokens
 
 

@@ -238,11 +238,11 @@ class Captioner(TrainedEstimator):
     def scores(self, images: Sequence[ImageSource], captions: Captions, beam: int = 5) -> dict[str, float]:
         """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the model's captions: see `caption_scores`."""
         images = as_images(images)
-        matched = match_captions(images, captions)
-        for index, references in zip(matched.indices, matched.captions, strict=True):
-            if not has_words(references):
-                raise ValueError(f"captions of image {index} must have a word to be scored, got {references}")
-        return caption_scores(self.caption([images[index] for index in matched.indices], beam), matched.captions)
+        indices, references, _ = match_captions(images, captions)
+        for index, several in zip(indices, references, strict=True):
+            if not has_words(several):
+                raise ValueError(f"captions of image {index} must have a word to be scored, got {several}")
+        return caption_scores(self.caption([images[index] for index in indices], beam), references)
 
     def score(self, images: Sequence[ImageSource], captions: Captions) -> float:
         """BLEU-4, from 0 to 100."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.tables import INSTALL
+from regard.checks import optional_import
 from regard.estimators.common import largest_weights
 
 if TYPE_CHECKING:
@@ -133,10 +133,8 @@ def words(caption: str) -> list[str]:
 
 def bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> list[float]:
     """BLEU-1 to BLEU-4 of a corpus."""
-    try:
+    with optional_import("scores of captions need the package sacrebleu"):
         from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise ModuleNotFoundError(f"scores of captions need the package sacrebleu: {INSTALL}") from None
     metric = BLEU(tokenize="none", smooth_method="none", force=True)  # words are separated, and in lower case
     # One stream for the first reference of each image, one for the second, …; None where there are fewer.
     streams = zip_longest(*([" ".join(reference) for reference in several] for several in references))

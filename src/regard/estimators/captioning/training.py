@@ -214,15 +214,12 @@ def prepare_data(
     validation   images and captions to validate with; None: a random `validation_fraction` of the images
     """
     images = as_images(images)
-    matched = match_captions(images, captions)
-    training = _examples(images, matched.indices, matched.captions)
+    training, skipped = _examples(images, captions)
     if validation is None:
         indices, held_out = split_held_out(len(training), validation_fraction, seed, "images")
         training, validating = [training[index] for index in indices], [training[index] for index in held_out]
     else:
-        others = as_images(validation[0])
-        given = match_captions(others, validation[1])
-        validating = _examples(others, given.indices, given.captions)
+        validating, _ = _examples(as_images(validation[0]), validation[1])
     scorable = [example for example in validating if has_words(example.captions)]
     if not scorable:
         raise ValueError(
@@ -230,16 +227,16 @@ def prepare_data(
         )
     tokenizer = make_tokenizer(_all_captions(training))
     caption_images, tokens, unused = encode_captions(tokenizer, [example.captions for example in training], longest)
-    skipped = matched.skipped | unused
-    skipped["unscored"] = len(validating) - len(scorable)
+    skipped = skipped | unused | {"unscored": len(validating) - len(scorable)}
     left_out = describe_skipped(skipped, images)
     if left_out:
         warnings.warn(f"left out: {left_out}", stacklevel=3)
     return TrainingData(training, scorable[:_VALIDATION_IMAGES], tokenizer, caption_images, tokens, skipped)
 
 
-def _examples(images: Sequence[ImageSource], indices: list[int], captions: list[list[str]]) -> list[Example]:
-    return [Example(images[index], several) for index, several in zip(indices, captions, strict=True)]
+def _examples(images: Sequence[ImageSource], captions: Captions) -> tuple[list[Example], SkippedCaptions]:
+    indices, matched, skipped = match_captions(images, captions)
+    return [Example(images[index], several) for index, several in zip(indices, matched, strict=True)], skipped
 
 
 def _all_captions(several: Sequence[Example]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.tables import INSTALL
+from regard.checks import optional_import
 from regard.estimators.common import checked_top, largest_weights
 
 if TYPE_CHECKING:
@@ -100,11 +100,9 @@ def translation_score(
 
     tokenize   sacreBLEU's name of a tokenizer; "none" for texts that are tokenized already
     """
-    try:
+    with optional_import("scores of translations need the package sacrebleu"):
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
-    except ImportError:
-        raise ModuleNotFoundError(f"scores of translations need the package sacrebleu: {INSTALL}") from None
     known = BLEU.TOKENIZERS
     if tokenize not in known:
         raise ValueError(f"tokenize must be one of {', '.join(map(str, known))}, got {tokenize!r}")

@@ -28,13 +28,7 @@ Seq2Seq = Transformer | Vanilla | Bahdanau | Luong
 """The sequence-to-sequence models, which have the same methods; see `regard.models.recurrent`."""
 
 _Lengths = NDArray[np.int64]
-
-
-class _TokenPairs(NamedTuple):
-    """The tokens of sources and of their targets."""
-
-    sources: list[list[int]]
-    targets: list[list[int]]
+_TokenPairs = tuple[list[list[int]], list[list[int]]]  # of sources, and of their targets
 
 
 class Corpus(NamedTuple):
@@ -56,7 +50,7 @@ class Corpus(NamedTuple):
     @property
     def longest_target(self) -> int:
         """The number of tokens of the longest training target."""
-        return max(map(len, self.tokens.targets))
+        return max(map(len, self.tokens[1]))
 
 
 def prepare_corpus(
@@ -94,8 +88,7 @@ def _usable_pairs(
     """The indices and tokens of the pairs `among` some indices that can be trained on, and the indices of all that
     cannot be used, by the reason.
     """
-    tokens = _TokenPairs(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True))
-    both = list(zip(*tokens, strict=True))
+    both = list(zip(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True), strict=True))
     empty = [index for index, pair in enumerate(both) if not all(pair)]
     long = [index for index, pair in enumerate(both) if max(map(len, pair)) > longest]
     left_out = {*empty, *long}
@@ -105,8 +98,8 @@ def _usable_pairs(
         raise ValueError(f"no pair is left to train on: {reasons}")
     if left_out:
         warnings.warn(f"{len(left_out)} pairs are left out: {reasons}", stacklevel=4)
-    usable_tokens = _TokenPairs(*([side[index] for index in usable] for side in tokens))
-    return usable, usable_tokens, {"empty": empty, "long": long}
+    tokens = [both[index][0] for index in usable], [both[index][1] for index in usable]
+    return usable, tokens, {"empty": empty, "long": long}
 
 
 def _checked_validation(validation: object) -> Pairs:
@@ -159,12 +152,11 @@ def tokens_by_epoch(corpus: Corpus, piece_dropout: float, seed: int) -> Callable
     def random_tokens(epoch: int) -> _TokenPairs:
         both = [side.sample(piece_dropout, f"{seed} {epoch} {number}") for number, side in enumerate(sides)]
         # More pieces may exceed the maximum length: such a sentence keeps its usual ones.
-        return _TokenPairs(
-            *(
-                [ids if len(ids) <= corpus.longest else usual for ids, usual in zip(new, old, strict=True)]
-                for new, old in zip(both, corpus.tokens, strict=True)
-            )
+        source, target = (
+            [ids if len(ids) <= corpus.longest else usual for ids, usual in zip(new, old, strict=True)]
+            for new, old in zip(both, corpus.tokens, strict=True)
         )
+        return source, target
 
     return random_tokens
 

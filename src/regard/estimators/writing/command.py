@@ -24,7 +24,7 @@ class TextFile(RunOptions):
     file: Path = setting("a text, UTF-8", kw_only=False)
 
 
-class Writing(TrainedSubject[TextFile, str]):
+class Writing(TrainedSubject[TextFile, list[str]]):
     """Train a language model on a text, to continue it with regard write."""
 
     name = "writer"
@@ -37,17 +37,17 @@ class Writing(TrainedSubject[TextFile, str]):
         tokens = writer.tokenizer_.get_vocab_size()
         return Fitted(writer, [f"Writer on {data.file}, {tokens} tokens, held-out loss {_loss(writer)}"])
 
-    def read_inputs(self, model: "Writer", schema: None, path: Path) -> str:
-        return read_text(path)
+    def read_inputs(self, model: "Writer", schema: None, path: Path) -> list[str]:
+        return [read_text(path)]
 
-    def count(self, inputs: str) -> int:
-        return 1
+    def evidence(self, model: "Writer", inputs: list[str], top: int) -> "TextEvidence":
+        return model.evidence(inputs[0], top)
 
     def plot(self, evidence: "TextEvidence", index: int) -> "Axes":
         """The mean over the heads of the last block."""
         return evidence.plot()
 
-    def label(self, inputs: str, index: int) -> str:
+    def label(self, inputs: list[str], index: int) -> str:
         return "the text"
 
     def describe(self, model: "Writer", schema: None) -> dict[str, Any]:
