@@ -118,6 +118,16 @@ class TrainedEstimator(BaseTraining, Seeded, SavedEstimator):
 
     history_: History
 
+    def state(self) -> State:
+        state = super().state()
+        return state._replace(config=state.config | saved_history(self.history_))
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
+        model = super().from_state(config, arrays)
+        model.history_ = restored_history(config)
+        return model
+
     def _checked_seed(self) -> int:
         """One seed for all random numbers of a `fit`; raises on a setting that is not allowed."""
         check_settings(self)

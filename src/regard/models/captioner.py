@@ -263,7 +263,10 @@ class CaptionDecoder(nn.Module):
         real = _real_words(words)
         output = self.rows(grid, words[:, :-1])
         loss = self._word_loss(output, words[:, 1:][real], real, smoothing)
-        return loss + spread * _unevenness(output.weights, real).sum() / real.sum() if spread else loss
+        if not spread:
+            return loss
+        totals = torch.einsum("bti,bt->bi", output.weights, real.to(output.weights.dtype))  # Σ_t α_ti
+        return loss + spread * (1 - totals).square().sum() / real.sum()
 
     def _word_loss(self, output: _DecoderOutput, targets: Tensor, real: Tensor, smoothing: float) -> Tensor:
         """The mean loss of the words `targets`, which are at the positions `real` `[batch, m]`."""
@@ -342,7 +345,8 @@ class HardCaptionDecoder(CaptionDecoder):
         log_probs = torch.zeros_like(real, dtype=losses.dtype).masked_scatter(real, -losses.detach())  # [batch, m]
         log_weights = _chosen_log_weights(output.weights, output.chosen_cells)
         surrogate = self.hard.reward * (self._advantage(log_probs, real) * log_weights).sum()
-        surrogate = surrogate + self.hard.entropy * (_entropies(output.weights) * real).sum()
+        entropy = torch.special.entr(output.weights.clamp(min=_MIN_WEIGHT))[real].sum()
+        surrogate = surrogate + self.hard.entropy * entropy
         if self.training:
             self.baseline += (1 - _BASELINE_DECAY) * (log_probs.sum() / real.sum() - self.baseline)
             self.steps += 1
@@ -377,18 +381,7 @@ def _real_words(words: Tensor) -> Tensor:
     return real
 
 
-def _unevenness(weights: Tensor, real: Tensor) -> Tensor:
-    """Σ_i (1 - Σ_t α_ti)² over the real words of each caption: `[batch]`."""
-    totals = torch.einsum("bti,bt->bi", weights, real.to(weights.dtype))
-    return (1 - totals).square().sum(dim=1)
-
-
 def _chosen_log_weights(weights: Tensor, chosen_cells: Tensor) -> Tensor:
     """log α of the drawn cells, `[batch, m]`; 0 for captions that used the expected cell, which index -1 marks."""
     chosen = weights.gather(2, chosen_cells.clamp(min=0).unsqueeze(2)).squeeze(2)
     return chosen.clamp(min=_MIN_WEIGHT).log() * (chosen_cells >= 0)
-
-
-def _entropies(weights: Tensor) -> Tensor:
-    """-Σ_i α_i log α_i of each word, `[batch, m]`."""
-    return -(weights * weights.clamp(min=_MIN_WEIGHT).log()).sum(dim=2)

@@ -43,9 +43,7 @@ from regard.estimators.common import (
     check_search,
     module_arrays,
     predicted_tokens,
-    restored_history,
     restored_module,
-    saved_history,
 )
 from regard.estimators.settings import saved_settings, setting, with_settings
 from regard.models.captioner import CaptionConfig, CaptionDecoder, HardAttention, HardCaptionDecoder
@@ -302,12 +300,7 @@ class Captioner(TrainedEstimator):
     def _learned(self) -> State:
         own = isinstance(self.encoder, nn.Module)
         settings = saved_settings(self) | {"cache": None} | ({"encoder": type(self.encoder).__name__} if own else {})
-        config = {
-            "settings": settings,
-            "own_encoder": own,
-            **saved_history(self.history_),
-            "left_out": self.left_out_,
-        }
+        config = {"settings": settings, "own_encoder": own, "left_out": self.left_out_}
         arrays = module_arrays(self.decoder_, "decoder.")
         if self.encoder != "efficientnet-lite0":  # its weights are in a package
             arrays |= module_arrays(self.encoder_, "sight.")
@@ -316,7 +309,6 @@ class Captioner(TrainedEstimator):
     def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
         self.tokenizer_ = tokenizer_from_json(config["tokenizer"])
         self.left_out_ = config["left_out"]
-        self.history_ = restored_history(config)
         encoder = make_encoder(self.encoder, self.image_size)
         decoder = self._make_decoder(self.tokenizer_.get_vocab_size(), encoder)
         self.decoder_ = restored_module(decoder, arrays, "decoder.")

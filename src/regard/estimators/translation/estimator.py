@@ -23,9 +23,7 @@ from regard.estimators.common import (
     check_search,
     module_arrays,
     predicted_tokens,
-    restored_history,
     restored_module,
-    saved_history,
 )
 from regard.estimators.settings import Training, setting, with_settings
 from regard.estimators.translation.evidence import Alignment, TranslationScore, translation_score
@@ -207,18 +205,12 @@ class Translator(Training, TrainedEstimator):
         return Alignment(known.labels(source), tokens, weight[0].double().numpy(), known.decode([target])[0])
 
     def _learned(self) -> State:
-        config = {
-            **saved_history(self.history_),
-            "left_out": self.left_out_,
-            "longest_target": self.longest_target_,
-            "counted": self.counted_,
-        }
+        config = {"left_out": self.left_out_, "longest_target": self.longest_target_, "counted": self.counted_}
         return State(config, module_arrays(self.model_), self.vocabularies_.to_json())
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
         self.vocabularies_ = Vocabularies.from_json(config)
         self.left_out_ = config["left_out"]
-        self.history_ = restored_history(config)
         self.longest_target_ = config["longest_target"]
         self.counted_ = config.get("counted", "13a")  # missing in folders of earlier versions
         self.model_ = restored_module(self._build_network(self.vocabularies_), arrays)

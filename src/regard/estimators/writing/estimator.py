@@ -33,9 +33,7 @@ from regard.estimators.common import (
     TrainedEstimator,
     checked_top,
     module_arrays,
-    restored_history,
     restored_module,
-    saved_history,
 )
 from regard.estimators.settings import Training, seed_of, setting, with_settings
 from regard.estimators.writing.evidence import TextEvidence, text_evidence
@@ -43,7 +41,7 @@ from regard.layers import Heads, gelu_tanh
 from regard.layers.watch import watch
 from regard.models.language import LanguageModel, language_model
 from regard.models.transformer import TransformerConfig
-from regard.training import History, Monitor
+from regard.training import Monitor
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -143,32 +141,21 @@ class Writer(Training, TrainedEstimator):
             torch.manual_seed(seed)
             model = self._build_network(tokenizer)
             monitor = Monitor("learning to write", self.verbose, unit="tokens", tensorboard=tensorboard)
-            every = self.validate_every
-            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=[content], every=every)
-            self.history_ = self._train(model, training, validation, seed, run)
+            every = min(self.validate_every, self.steps)  # an epoch of the loop
+            run = self._start_run(monitor, checkpoint, resume, seed=seed, data=[content], every=self.validate_every)
+
+            def batches(epoch: int) -> Batches[Tensor, Tensor]:
+                steps = min(every, self.steps - epoch * every)
+                return window_batches(training, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
+
+            optimizer = OPTIMIZERS[self.optimizer](model, lr=self.learning_rate, weight_decay=self.weight_decay)
+            epochs = math.ceil(self.steps / every)
+            recipe = self._recipe(optimizer, epochs, self.steps, lambda batch: batch[:, 1:].numel(), least=0.1)
+            validate = partial(mean_loss, model, validation[:_VALIDATED])
+            self.history_ = run(model, batches, model.loss, recipe, validate=validate)
         self.tokenizer_ = tokenizer
         self.model_ = model.eval().requires_grad_(False)
         return self
-
-    def _train(
-        self,
-        model: LanguageModel,
-        training: Tensor,
-        validation: Tensor,
-        seed: int,
-        run: Callable[..., History],
-    ) -> History:
-        """Train a network on tokens; an epoch of the loop is `validate_every` steps."""
-        every = min(self.validate_every, self.steps)
-        optimizer = OPTIMIZERS[self.optimizer](model, lr=self.learning_rate, weight_decay=self.weight_decay)
-
-        def batches(epoch: int) -> Batches[Tensor, Tensor]:
-            steps = min(every, self.steps - epoch * every)
-            return window_batches(training, self.context, self.batch_size, steps * self.accumulate, (seed, epoch))
-
-        epochs = math.ceil(self.steps / every)
-        recipe = self._recipe(optimizer, epochs, self.steps, lambda batch: batch[:, 1:].numel(), least=0.1)
-        return run(model, batches, model.loss, recipe, validate=lambda: mean_loss(model, validation[:_VALIDATED]))
 
     def write(
         self,
@@ -253,12 +240,10 @@ class Writer(Training, TrainedEstimator):
         return text_evidence(tokens, [cast(Look, runs[0]) for runs in records.values()])
 
     def _learned(self) -> State:
-        texts = {"tokenizer": self.tokenizer_.to_str()}
-        return State(saved_history(self.history_), module_arrays(self.model_), texts)
+        return State({}, module_arrays(self.model_), {"tokenizer": self.tokenizer_.to_str()})
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, Any]) -> None:
         self.tokenizer_ = tokenizer_from_json(config["tokenizer"])
-        self.history_ = restored_history(config)
         self.model_ = restored_module(self._build_network(self.tokenizer_), arrays, assign=True)
 
     def _train_tokenizer(self, content: str) -> "Tokenizer":
