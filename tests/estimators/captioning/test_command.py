@@ -10,7 +10,7 @@ from helpers.talking import refused, run
 
 import regard
 from regard.data.samples import scenes
-from regard.estimators.captioning.command import SUBJECT, make_cache
+from regard.estimators.captioning.command import SUBJECT, grid_folder
 from regard.plots import new_axes
 
 FIT = (
@@ -92,16 +92,12 @@ def test_errors_are_one_line_each(folder):
 
 
 def test_a_users_own_cache_folder_is_not_removed_with_the_run(tmp_path):
-    own = tmp_path / "own.features"
-    own.mkdir()
-    (own / "precious.npy").write_bytes(b"mine")
-    assert make_cache(tmp_path / "own") == own
-    SUBJECT.finish(tmp_path / "own")
+    own, made = tmp_path / "model.features", grid_folder(tmp_path / "model")
+    for folder in (own, made):
+        folder.mkdir()
+        (folder / "precious.npy").write_bytes(b"mine")
+    SUBJECT.finish(tmp_path / "model")
     assert (own / "precious.npy").exists()
-    made = make_cache(tmp_path / "other")
-    assert make_cache(tmp_path / "other") == made == tmp_path / "other.features"
-    assert made.is_dir()
-    SUBJECT.finish(tmp_path / "other")
     assert not made.exists()
 
 

@@ -20,6 +20,7 @@ from regard.estimators.subject import (
     count_parameters,
     describe_bleu,
     describe_epoch,
+    run_folder,
     say,
 )
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from regard.estimators.captioning.estimator import Captioner
     from regard.estimators.captioning.evidence import CaptionEvidence
 
-MARKER = "made-by-regard-fit"
-"""A file in a cache folder that `regard fit` made, and may remove."""
 IMAGES_PER_BATCH = 64
 LETTERS_PER_INCH = 12
 """Letters of a title per inch of a figure's width."""
@@ -55,7 +54,7 @@ class Captioning(TrainedSubject[CaptionFile, list[Path]]):
     def fit(self, data: CaptionFile, settings: dict[str, Any], out: Path) -> Fitted:
         """Train with a checkpoint, and with the grids of a frozen encoder, beside the model folder."""
         if settings.get("encoder") == "efficientnet-lite0" and "cache" not in settings:
-            settings = settings | {"cache": make_cache(out)}
+            settings = settings | {"cache": grid_folder(out)}
         table = read_captions(data.file, data.images)
         captioner = self.train(data, settings, out, table.images, table.captions)
         left_out = [f"left out: {table.left_out}"] if str(table.left_out) else []
@@ -66,8 +65,7 @@ class Captioning(TrainedSubject[CaptionFile, list[Path]]):
 
     def finish(self, out: Path) -> None:
         super().finish(out)
-        if (cache_folder(out) / MARKER).exists():
-            shutil.rmtree(cache_folder(out), ignore_errors=True)
+        shutil.rmtree(grid_folder(out), ignore_errors=True)
 
     def read_inputs(self, model: "Captioner", schema: None, path: Path) -> list[Path]:
         return [path]
@@ -100,18 +98,10 @@ class Captioning(TrainedSubject[CaptionFile, list[Path]]):
         }
 
 
-def cache_folder(out: Path) -> Path:
-    """Where the grids of a frozen encoder are cached during a training: NAME.features beside the model folder."""
-    return out.with_name(f"{out.name}.features")
-
-
-def make_cache(out: Path) -> Path:
-    """That folder. A new one gets a marker, so that it is removed with the run; a user's own is not."""
-    folder = cache_folder(out)
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        (folder / MARKER).touch()
-    return folder
+def grid_folder(out: Path) -> Path:
+    """Where the grids of a frozen encoder are cached during a training: a hidden folder beside that of the run."""
+    run = run_folder(out)
+    return run.with_name(f".{run.name}.grids")
 
 
 def caption(

@@ -56,9 +56,7 @@ class Alignments(NamedTuple):
         import pandas as pd
 
         frames = {number: one.to_frame(self.top) for number, one in enumerate(self.each, 1) if one is not None}
-        for number, frame in frames.items():
-            frame.insert(0, "sentence", number)
-        return pd.concat(frames.values(), ignore_index=True)
+        return pd.concat(frames, names=["sentence"]).reset_index(level=0).reset_index(drop=True)
 
 
 class Translation(TrainedSubject[PairFiles, list[str]]):
