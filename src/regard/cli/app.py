@@ -94,11 +94,6 @@ fit = typer.Typer(cls=FitGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(fit, name="fit", help="Learn from data and write a model folder.")
 
 
-@fit.callback()
-def _fit() -> None:
-    """Learn from data, and write a model folder."""
-
-
 for _subject in subjects().values():
     for _verb in _subject.verbs:
         app.command()(_verb)

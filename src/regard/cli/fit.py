@@ -105,7 +105,7 @@ def _fit_command(subject: AnySubject) -> _Command:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             annotation=_option(field),
-            default=inspect.Parameter.empty if field.required else None,
+            default=inspect.Parameter.empty if field.default is REQUIRED else None,
         )
         for field in sorted(_declared(subject), key=lambda field: field.name != _ARGUMENT)
     ]
@@ -161,7 +161,7 @@ def _option(field: Setting) -> Any:
     metavar = None if kind is bool else _METAVARS[kind] if not field.choices else "WORD" if words else "VALUE"
     named = field.parse is not None or all(str(choice) in field.help for choice in field.choices)
     choices = "" if named else f": {', '.join(map(str, field.choices))}"
-    annotation = kind if field.required else kind | None
+    annotation = kind if field.default is REQUIRED else kind | None
     if field.name == _ARGUMENT:
         return Annotated[annotation, typer.Argument(help=field.help, metavar="FILE")]
     shown = not any(field.default is hidden for hidden in (None, REQUIRED, True, False, ""))

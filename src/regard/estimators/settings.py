@@ -57,11 +57,6 @@ class Setting:
     parse: Callable[[str], object] | None  # the value of an option, as typed
     option: bool  # whether the command line offers it
 
-    @property
-    def required(self) -> bool:
-        """Whether the setting has no default."""
-        return self.default is REQUIRED
-
     def requirement(self) -> str:
         """What must hold of a value, in words.
 
