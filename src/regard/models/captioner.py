@@ -345,7 +345,7 @@ class HardCaptionDecoder(CaptionDecoder):
         log_probs = torch.zeros_like(real, dtype=losses.dtype).masked_scatter(real, -losses.detach())  # [batch, m]
         log_weights = _chosen_log_weights(output.weights, output.chosen_cells)
         surrogate = self.hard.reward * (self._advantage(log_probs, real) * log_weights).sum()
-        entropy = torch.special.entr(output.weights.clamp(min=_MIN_WEIGHT))[real].sum()
+        entropy: Tensor = torch.special.entr(output.weights.clamp(min=_MIN_WEIGHT))[real].sum()
         surrogate = surrogate + self.hard.entropy * entropy
         if self.training:
             self.baseline += (1 - _BASELINE_DECAY) * (log_probs.sum() / real.sum() - self.baseline)
