@@ -99,18 +99,13 @@ def _check_cached(cached: Tensor, computed: Tensor, folder: Path) -> None:
 
 def fingerprint(encoder: nn.Module) -> str:
     """A hash of all that a grid depends on besides the image: modules, weights, sizes, scaling."""
-    digest = hashlib.sha256()
-
-    def add(name: str, tensor: Tensor) -> None:
+    # "False" was a setting once; the hashes in checkpoints have it.
+    digest = hashlib.sha256(f"{_FORMAT} {_encoder_name(encoder)} {encoder.image_size} False {encoder}".encode())
+    ramp = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
+    prepared: Tensor = encoder.prepare(ramp)  # type: ignore[operator]
+    for name, tensor in [("prepare", prepared), *encoder.state_dict().items()]:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-
-    # "False" was a setting once; the hashes in checkpoints have it.
-    digest.update(f"{_FORMAT} {_encoder_name(encoder)} {encoder.image_size} False {encoder}".encode())
-    ramp = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
-    add("prepare", encoder.prepare(ramp))  # type: ignore[operator]
-    for name, tensor in encoder.state_dict().items():
-        add(name, tensor)
     return digest.hexdigest()
 
 
