@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors import torch as safetensors_torch
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from regard.files import atomic_write, write_text
@@ -28,8 +27,6 @@ _Json = str | int | float | bool | list[Any] | None
 FORMAT = 1
 CONFIG, _ARRAYS, _OTHER_ARRAYS = "config.json", "model.safetensors", "model-2.safetensors"
 """The names of arrays alternate when a model is replaced."""
-_NUMPY_TYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}
-"""safetensors' names of the types that NumPy has."""
 _TEXT_NAME = re.compile(r"[a-z_]+(-2)?\.json")
 
 
@@ -98,11 +95,7 @@ def _write_files(
     text_names = {name: f"{name}{suffix}.json" for name in texts}
     array_name = f"model{suffix}.safetensors"
     with atomic_write(folder / array_name) as temporary:
-        if any(isinstance(array, Tensor) for array in arrays.values()):  # tensors keep their type
-            copies = {name: torch.asarray(array, copy=True, device="cpu") for name, array in arrays.items()}
-            safetensors_torch.save_file({name: tensor.contiguous() for name, tensor in copies.items()}, temporary)
-        else:
-            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary)
+        save_file({name: _to_tensor(array) for name, array in arrays.items()}, temporary)
     for name, text in texts.items():
         write_text(folder / text_names[name], text)
     whole = {"format": FORMAT, "arrays": array_name, **({"texts": text_names} if text_names else {}), **config}
@@ -110,12 +103,10 @@ def _write_files(
     return {array_name, *text_names.values()}
 
 
-def _read_arrays(path: Path) -> Mapping[str, Array]:
-    """The arrays of a file; those of a type that NumPy does not have, such as bfloat16, are tensors."""
-    with safe_open(path, framework="pt") as file:
-        if {file.get_slice(name).get_dtype() for name in file.keys()} <= _NUMPY_TYPES:  # noqa: SIM118
-            return load_file(path)
-    return {name: to_array(tensor) for name, tensor in safetensors_torch.load_file(path).items()}
+def _to_tensor(array: Array) -> Tensor:
+    """An array in memory of its own: safetensors writes no tensors that share theirs."""
+    array = array if isinstance(array, Tensor) else np.asarray(array, order="C")
+    return torch.asarray(array, copy=True, device="cpu").contiguous()
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -146,7 +137,7 @@ def read_folder(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if name not in (_ARRAYS, _OTHER_ARRAYS):
         raise ValueError(f"{folder / CONFIG} names {name!r} for its arrays; it must be {_ARRAYS} or {_OTHER_ARRAYS}")
     try:
-        arrays = dict(_read_arrays(folder / name))
+        tensors = load((folder / name).read_bytes())  # not mapped: the file may be replaced
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / name} cannot be read: {error}") from None
     names = config.pop("texts", {})
@@ -159,7 +150,7 @@ def read_folder(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             config[text] = (folder / file).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / file} cannot be read: {error}") from None
-    return config, arrays
+    return config, {name: to_array(tensor) for name, tensor in tensors.items()}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

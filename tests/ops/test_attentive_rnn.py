@@ -61,7 +61,7 @@ def with_attention(rnn, x, start, tensors, lengths=LENGTHS):
     query, bias, key, weight, value = tensors
     gates = functional.linear(x, rnn.weight_ih_l0[:, :SIZE], rnn.bias_ih_l0)
     parts = RecurrentAttention(key, value, weight, query, bias, rnn.weight_ih_l0[:, SIZE:], lengths)
-    states, attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
+    (states, *_), attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
     assert (attended.chosen == -1).all()
     return states, attended.context, attended.weights
 
@@ -174,7 +174,7 @@ def gated(kind, draw, fused=True, layout=lambda x: x):
     parts = RecurrentAttention(key, value, weight, *maps, rnn.weight_ih_l0[:, SIZE:], LENGTHS.clamp(min=1), draw)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attentive_rnn, "fusible", lambda *_: fused)
-        states, attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
+        (states, *_), attended = attentive_recurrence(gates, tuple(start), rnn.weight_hh_l0, rnn.bias_hh_l0, parts)
     parameters = [x, *start, key, value, weight, query, bias, gate, gate_bias, *rnn.parameters()]
     outputs = states, attended.context, attended.weights
     return *outputs, attended.chosen, *gradients(outputs, parameters)

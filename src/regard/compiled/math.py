@@ -1,4 +1,4 @@
-"""Fast elementwise math for compiled loops: exp, tanh, sigmoid, the maximum of a row, and the dropout hash.
+"""Fast elementwise math for compiled loops: exp, tanh, the maximum of a row, and the dropout hash.
 
 LLVM vectorises these functions, for float32 and float64. What it needs, and why they are written so:
 
@@ -28,7 +28,7 @@ Floats = NDArray[Float]
 Words = NDArray[np.uint32]
 
 # float32 times float64 is float64: these serve both.
-ONE, _HALF, _TANH_IS_ONE = np.float32(1), np.float32(0.5), np.float32(20)
+ONE, _TANH_IS_ONE = np.float32(1), np.float32(20)
 
 
 def exponential(x: Float | float) -> Float:
@@ -78,12 +78,6 @@ def tanh(x: Float) -> Float:
     clipped = _TANH_IS_ONE if x > _TANH_IS_ONE else x
     e = exponential(clipped + clipped)
     return (e - ONE) / (e + ONE)
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def sigmoid(x: Float) -> Float:
-    """σ(x) = ½ + ½ tanh(x / 2)."""
-    return _HALF + _HALF * tanh(_HALF * x)
 
 
 def row_max(row: Floats) -> Float:

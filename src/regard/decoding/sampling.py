@@ -31,6 +31,7 @@ from regard.decoding.step import (
     length_limits,
     select,
 )
+from regard.ops.attentive_rnn import draw_keys
 
 _BLOCK = 64
 """Values of which only the maximum is compared at first: five times faster than torch's topk over all of them."""
@@ -183,12 +184,9 @@ def _draw_index(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
 
     torch's multinomial draws a number for each token of the vocabulary instead.
     """
-    cumulative = log_probs.softmax(dim=1).cumsum(dim=1, dtype=torch.float64)
     device = log_probs.device if generator is None else generator.device
-    uniform = torch.rand(len(log_probs), 1, dtype=torch.float64, generator=generator, device=device)
-    # right=True: the first entry above the number, so that a token of probability 0 is never drawn.
-    target = uniform.to(log_probs.device) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    uniform = torch.rand(len(log_probs), dtype=torch.float64, generator=generator, device=device)
+    return draw_keys(log_probs.softmax(dim=1), uniform.to(log_probs.device))
 
 
 def _scatter_rows(row: Tensor, token: Tensor, rows: int) -> Tensor:

@@ -311,14 +311,10 @@ class _FastBlock:
         """Self-attention of one new row to the cached ones and itself."""
         rows, (heads, kv_heads, size) = x.shape[0], self.sizes
         qkv = self.input(x).view(rows, -1, 1, size)  # [rows, heads + 2 · kv_heads, 1, d]
-        query = qkv.narrow(1, 0, heads)
-        new = qkv.narrow(1, heads, 2 * kv_heads).view(rows, 2, kv_heads, 1, size)
-        if self.positions is None:
-            key, value = cache.append_both(new)
-        else:
-            start = cache.length
-            query = self.positions.rotate(query, start)
-            key, value = cache.append(self.positions.rotate(new.select(1, 0), start), new.select(1, 1))
+        query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+        if self.positions is not None:
+            query, key = (self.positions.rotate(x, cache.length) for x in (query, key))
+        key, value = cache.append(key, value)
         if kv_heads != heads:  # the query heads of a group become the queries of one head
             query = query.reshape(rows, kv_heads, -1, size)  # [rows, kv_heads, groups, d]
         mean = functional.scaled_dot_product_attention(query, key, value)

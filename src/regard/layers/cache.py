@@ -10,7 +10,6 @@ A cache belongs to one run of calls: `Decoder.cache(max_length)` makes it, and t
 layer stores it.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,31 +42,21 @@ class KeyValues:
             raise RuntimeError("a cache stores no history for gradients: use it under torch.inference_mode()")
         if key.shape != value.shape:
             raise ValueError(f"keys and values must have the same shape, got {list(key.shape)} and {list(value.shape)}")
-        batch, *rest = key.shape
-        target = self._reserve((batch, 2, *rest), key)
-        target.select(1, 0).copy_(key)
-        target.select(1, 1).copy_(value)
-        return self._views()
-
-    def append_both(self, both: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for keys and values in one tensor, `[batch, 2, heads, new, size]`, without gradients."""
-        self._reserve(both.shape, both).copy_(both)
-        return self._views()
-
-    def _reserve(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The part of the store for new keys and values `[batch, 2, heads, new, size]`; they count from now on."""
-        batch, _, heads, new, size = shape
+        batch, heads, new, size = key.shape
         start, end = self.length, self.length + new
         max_length = self.store.shape[3] if self.store is not None else self.max_length or new
         if end > max_length:
             raise ValueError(f"the cache is for at most {max_length} positions, got a sequence of {end}")
         if self.store is None:
             with torch.inference_mode(False):  # so that it can be written to in any mode
-                self.store = like.new_empty(batch, 2, heads, max_length, size)
+                self.store = key.new_empty(batch, 2, heads, max_length, size)
         elif batch != self.store.shape[0]:
             raise ValueError(f"the cache is for {self.store.shape[0]} sequences, got {batch}")
         self.length = end
-        return self.store.narrow(3, start, new)
+        target = self.store.narrow(3, start, new)
+        target.select(1, 0).copy_(key)
+        target.select(1, 1).copy_(value)
+        return self._views()
 
     def _views(self) -> tuple[Tensor, Tensor]:
         assert self.store is not None

@@ -8,13 +8,11 @@ An activation is a callable: torch's `functional.relu`, `functional.gelu`, one o
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.checks import check_rows, fraction, is_plain_linear, positive
+from regard.checks import check_rows, fraction, positive
 from regard.ops.hashed_dropout import add_dropped, dropped
-from regard.ops.recomputed_linear import activated_linear
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -51,18 +49,6 @@ class GatedActivation:
 swiglu = GatedActivation(functional.silu)
 """silu(a) ∘ b: the activation of Llama's feed-forward."""
 
-_DETERMINISTIC = (functional.gelu, functional.relu, functional.silu, torch.relu, torch.tanh, torch.sigmoid, gelu_tanh)
-_DETERMINISTIC_MODULES = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
-
-
-def _is_recomputable(activation: Activation) -> bool:
-    """Whether an activation has no parameters and no random numbers, so that backward may compute it again."""
-    if isinstance(activation, GatedActivation):
-        return _is_recomputable(activation.activation)
-    if getattr(activation, "inplace", False):
-        return False  # it overwrites the input that backward needs
-    return activation in _DETERMINISTIC or type(activation) in _DETERMINISTIC_MODULES
-
 
 class FeedForward(nn.Module):
     """Two linear maps with an activation between them, on each row by itself.
@@ -71,8 +57,7 @@ class FeedForward(nn.Module):
     hidden       size between the two maps; default: 4 · size
     activation   any callable; `swiglu` and other `GatedActivation`s have a first matrix twice as wide
 
-    x `[..., length, size]` gives the same shape. Backward stores the input of the activation and computes its output
-    again, if the activation is known to be deterministic.
+    x `[..., length, size]` gives the same shape.
 
     >>> import torch
     >>> FeedForward(8, 24, activation=swiglu, bias=False)(torch.randn(2, 5, 8)).shape
@@ -90,12 +75,9 @@ class FeedForward(nn.Module):
         self.input = nn.Linear(size, hidden * getattr(activation, "parts", 1), bias=bias)
         self.activation = activation
         self.output = nn.Linear(hidden, size, bias=bias)
-        self.recompute = _is_recomputable(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         check_rows("x", x, self.size)
-        if self.recompute and is_plain_linear(self.output):
-            return activated_linear(self.input(x), self.output.weight, self.output.bias, self.activation)
         return self.output(self.activation(self.input(x)))  # type: ignore[no-any-return]
 
 

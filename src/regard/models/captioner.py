@@ -214,7 +214,7 @@ class CaptionDecoder(nn.Module):
         )
         # [m, batch, 4 · hidden]
         gates = functional.linear(vectors.transpose(0, 1), cell.weight_ih[:, :size], cell.bias_ih)
-        states, attended = attentive_recurrence(gates, start, cell.weight_hh, cell.bias_hh, attention)
+        (states, _), attended = attentive_recurrence(gates, start, cell.weight_hh, cell.bias_hh, attention)
         # [m, batch, …] to [batch, m, …]
         states, contexts, weights, chosen = (part.transpose(0, 1) for part in (states, *attended))
         return _DecoderOutput(self.output_rows(vectors, states, contexts), weights, chosen)

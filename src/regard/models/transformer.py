@@ -20,7 +20,7 @@ from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, 
 from regard.layers.cache import FixedTensors
 from regard.layers.feed_forward import Activation
 from regard.layers.watch import watch
-from regard.masks import Mask, padding
+from regard.masks import padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +126,45 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
             raise ValueError(f"tokens must be at least 0 and below {vocabulary}, the vocabulary, got {wrong}")
 
 
-def _padding_mask(lengths: Tensor, tokens: Tensor) -> Mask:
-    """`padding` for tokens `[batch, length]`, of which no sequence may be longer."""
-    mask = padding(lengths)
-    if lengths.shape != tokens.shape[:1]:
-        raise ValueError(f"lengths must be [{len(tokens)}], one for each sequence, got shape {list(lengths.shape)}")
-    if lengths.numel() and not lengths.is_cuda and int(lengths.max()) > tokens.shape[1]:
-        longest = int(lengths.max())
-        raise ValueError(f"lengths must be at most {tokens.shape[1]}, the length of the tokens, got {longest}")
-    return mask
+def check_lengths(lengths: Tensor, rows: Tensor, least: int = 0) -> None:
+    """Raise unless lengths are whole numbers `[batch]`, from `least` to that of the rows `[batch, length, …]`."""
+    if lengths.is_floating_point() or lengths.shape != rows.shape[:1]:
+        raise ValueError(
+            f"lengths must be whole numbers [{len(rows)}], got shape {list(lengths.shape)} of {lengths.dtype}"
+        )
+    if len(lengths) and not lengths.is_cuda:
+        low, high = (int(bound) for bound in torch.aminmax(lengths))
+        if low < least or high > rows.shape[1]:
+            wrong = low if low < least else high
+            raise ValueError(
+                f"lengths must be at least {least} and at most {rows.shape[1]}, the tokens given, got {wrong}"
+            )
+
+
+class SequenceToSequence(nn.Module):
+    """Base of the models from one sequence of tokens to another: rows of a decoder, and a linear map to logits."""
+
+    target: Embedding
+    read: nn.Linear | None  # the linear map; None: tied to the target's embedding
+
+    def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Rows `[batch, m, size]`, from which logits are computed."""
+        raise NotImplementedError
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """The logits of what follows each token of `target` `[batch, m]`: `[batch, m, vocabulary]`."""
+        return self.logits(self.rows(source, lengths, target))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """The logits of rows, `[..., vocabulary]`."""
+        return functional.linear(rows, *self.output_weights)
+
+    @property
+    def output_weights(self) -> tuple[Tensor, Tensor | None]:
+        """The linear map to the logits: weight `[vocabulary, size]`, and bias `[vocabulary]` or None."""
+        if self.read is None:
+            return self.target.token.weight, None
+        return self.read.weight, self.read.bias
 
 
 class _TransformerState(NamedTuple):
@@ -144,7 +174,7 @@ class _TransformerState(NamedTuple):
     cache: Cache
 
 
-class Transformer(nn.Module):
+class Transformer(SequenceToSequence):
     """Encoder and decoder, from one sequence of tokens to another.
 
     source, target   an `Embedding` for each; they may be one
@@ -170,35 +200,19 @@ class Transformer(nn.Module):
         super().__init__()
         self.source, self.target, self.encoder, self.decoder, self.read = source, target, encoder, decoder, read
 
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """The logits of what follows each token of `target` `[batch, length]`: `[batch, length, vocabulary]`."""
-        return self.logits(self.rows(source, lengths, target))
-
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """The decoder's output `[batch, length, size]`, from which logits are computed."""
         return self.decode(self.encode(source, lengths), lengths, target)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The memory `[batch, length, size]` of source tokens `[batch, length]`."""
-        rows = self.source(source)
-        return self.encoder(rows, mask=_padding_mask(lengths, source))  # type: ignore[no-any-return]
+        check_lengths(lengths, source)
+        return self.encoder(self.source(source), mask=padding(lengths))  # type: ignore[no-any-return]
 
     def decode(self, memory: Tensor, lengths: Tensor, target: Tensor, cache: Cache | None = None) -> Tensor:
         """The decoder's output `[batch, length, size]` for a memory."""
         start = cache.length if cache else 0
         rows = self.target(target, start)
         return self.decoder(rows, memory, memory_mask=padding(lengths), cache=cache)  # type: ignore[no-any-return]
-
-    def logits(self, rows: Tensor) -> Tensor:
-        """The logits of rows, `[..., vocabulary]`."""
-        return functional.linear(rows, *self.output_weights)
-
-    @property
-    def output_weights(self) -> tuple[Tensor, Tensor | None]:
-        """The linear map to the logits: weight `[vocabulary, size]`, and bias `[vocabulary]` or None."""
-        if self.read is None:
-            return self.target.token.weight, None
-        return self.read.weight, self.read.bias
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The weights of each target token on the source, `[batch, target, source]`: the mean over all heads."""
@@ -234,9 +248,10 @@ class TextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """tokens `[batch, length]` and lengths `[batch]`, default: no padding; gives `[batch, length, size]`."""
-        rows = self.embedding(tokens, types=types)
-        mask = None if lengths is None else _padding_mask(lengths, tokens)
-        return self.encoder(rows, mask=mask)  # type: ignore[no-any-return]
+        if lengths is not None:
+            check_lengths(lengths, tokens)
+        mask = None if lengths is None else padding(lengths)
+        return self.encoder(self.embedding(tokens, types=types), mask=mask)  # type: ignore[no-any-return]
 
 
 def transformer(source: int, target: int, config: TransformerConfig, *, shared: bool = False) -> Transformer:

@@ -79,59 +79,56 @@ def recurrence(gates: Tensor, start: State, weight: Tensor, bias: Tensor) -> Ten
     >>> recurrence(torch.randn(7, 2, 9), (torch.zeros(2, 3),), torch.randn(9, 3), torch.zeros(9)).shape
     torch.Size([7, 2, 3])
     """
-    return _Recurrence.apply(gates, *_state_and_memory(start), weight, bias, None)[0]  # type: ignore[no-any-return, no-untyped-call]
+    none = gates.new_empty(gates.shape[1], 0, 0)  # it attends to no keys
+    maps = weight[:0], bias[:0], gates.new_empty(gates.shape[2], 0)
+    return attentive_recurrence(gates, start, weight, bias, RecurrentAttention(none, none, bias[:0], *maps))[0][0]
 
 
 def attentive_recurrence(
     gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: RecurrentAttention
-) -> tuple[Tensor, AttentionSteps]:
-    """All states `[m, rows, hidden]`, and the results of the attention of all steps."""
-    key, value, score = attention.key, attention.value, attention.score
-    if not fusible(gates, key, value, score) or attention.activation is not torch.tanh:
+) -> tuple[State, AttentionSteps]:
+    """The states of all steps, `[m, rows, hidden]` each, and the results of the attention of all steps.
+
+    An LSTM's memory gets no gradient as an output.
+    """
+    parts = attention.context_to_gates, attention.key, attention.score, attention.value
+    if not fusible(gates, *parts) or attention.activation is not torch.tanh:
         return _run_stepwise(gates, start, weight, bias, attention)
-    states, *attended = _Recurrence.apply(  # type: ignore[no-untyped-call]
-        gates,
-        *_state_and_memory(start),
-        torch.cat([attention.state_to_query, weight]),
-        torch.cat([attention.query_bias, bias]),
-        attention.draw,
-        attention.context_to_gates,
-        key,
-        score,
-        value,
-        _key_counts(attention),
+    weight, bias = torch.cat([attention.state_to_query, weight]), torch.cat([attention.query_bias, bias])
+    first, memory = start if len(start) > 1 else (start[0], None)
+    counts = _key_counts(attention)
+    states, memories, *attended = _Recurrence.apply(  # type: ignore[no-untyped-call]
+        gates, first, memory, weight, bias, attention.draw, *parts, counts
     )
-    return states, AttentionSteps(*attended)
+    return (states,) if memories is None else (states, memories), AttentionSteps(*attended)
 
 
 def _run_stepwise(
     gates: Tensor, start: State, weight: Tensor, bias: Tensor, attention: RecurrentAttention
-) -> tuple[Tensor, AttentionSteps]:
+) -> tuple[State, AttentionSteps]:
     """The same as `attentive_recurrence`, one step after the other, by autograd."""
     state, states, attended = start, [], []
     for t, inputs in enumerate(gates):
-        attended.append(attend_step(state[0], attention, t))
+        attended.append(_attend_step(state[0], attention, t))
         state = cell_step(
             inputs + functional.linear(attended[-1].context, attention.context_to_gates), state, weight, bias
         )
-        states.append(state[0])
-    return torch.stack(states), AttentionSteps(*(torch.stack(part) for part in zip(*attended, strict=True)))
+        states.append(state)
+    attention_steps = AttentionSteps(*(torch.stack(part) for part in zip(*attended, strict=True)))
+    return tuple(torch.stack(part) for part in zip(*states, strict=True)), attention_steps
 
 
-def attend_step(state: Tensor, attention: RecurrentAttention, step: int = 0) -> AttentionSteps:
+def _attend_step(state: Tensor, attention: RecurrentAttention, step: int) -> AttentionSteps:
     """The attention of one step, by the state before it, `[rows, hidden]`."""
     key, value, score = attention.key, attention.value, attention.score
     projected = functional.linear(state, attention.state_to_query, attention.query_bias)
     query, gate = projected[:, : len(score)], projected[:, len(score) :]
-    if attention.activation is torch.tanh and not torch.is_grad_enabled() and fusible(query, key, value, score):
-        mean, weights = _attend_fused(projected, attention)
-    else:
-        scores = attention.activation(query.unsqueeze(1) + key) @ score
-        if attention.lengths is not None:
-            beyond = torch.arange(key.shape[1], device=key.device) >= attention.lengths.unsqueeze(1)
-            scores = scores.masked_fill(beyond, -math.inf)
-        weights = softmax(scores)
-        mean = torch.bmm(weights.unsqueeze(1), value.to(weights.dtype)).squeeze(1)
+    scores = attention.activation(query.unsqueeze(1) + key) @ score
+    if attention.lengths is not None:
+        beyond = torch.arange(key.shape[1], device=key.device) >= attention.lengths.unsqueeze(1)
+        scores = scores.masked_fill(beyond, -math.inf)
+    weights = softmax(scores)
+    mean = torch.bmm(weights.unsqueeze(1), value.to(weights.dtype)).squeeze(1)
     chosen = torch.full((len(key),), -1, device=key.device)
     if attention.draw is not None:
         chosen = _choose(weights, attention.draw, step, slice(None))
@@ -180,26 +177,11 @@ def additive_scores(query: Tensor, key: Tensor, weight: Tensor, index: Tensor) -
     return out
 
 
-def _attend_fused(projected: Tensor, attention: RecurrentAttention) -> tuple[Tensor, Tensor]:
-    """The mean `[rows, v]` and the weights `[rows, n]`, without gradients; the first h columns are the queries."""
-    from regard.ops import recurrent_loops as loops
-
-    key, value, score = (x.contiguous() for x in (attention.key, attention.value, attention.score))
-    mean, weights = value.new_empty(len(value), value.shape[2]), key.new_empty(key.shape[:2])
-    counts = _key_counts(attention)
-
-    def task(rows: slice) -> None:
-        keys = loops.Keys(*_arrays(key[rows], score, value[rows], counts[rows]))
-        loops.additive_forward(projected[rows].numpy(), keys, *_arrays(mean[rows], weights[rows]))
-
-    spread(task, _slices_of_step(len(key), key[:1].numel()))
-    return mean, weights
-
-
 def draw_keys(weights: Tensor, uniform: Tensor) -> Tensor:
     """Sample a key per row by inversion: where the cumulative weights exceed a number in [0, 1); `[rows]`."""
     cumulative = weights.cumsum(dim=1, dtype=torch.float64)
     target = uniform.to(torch.float64) * cumulative[:, -1]
+    # right=True: the first entry above the number, so that a key of weight 0 is never drawn.
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
 
 
@@ -226,53 +208,34 @@ def _key_counts(attention: RecurrentAttention) -> Tensor:
     return lengths.to(torch.long)
 
 
-def _state_and_memory(start: State) -> tuple[Tensor, Tensor | None]:
-    """The state, and the memory of an LSTM; None for a GRU."""
-    return start[0], start[1] if len(start) > 1 else None
-
-
 def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
     """Tensors as NumPy arrays over the same memory, for the loops."""
     return [tensor.numpy() for tensor in tensors]
-
-
-class _SavedAttention(NamedTuple):
-    """What backward needs of the attention."""
-
-    context_to_gates: Tensor  # C
-    key: Tensor
-    score: Tensor  # w
-    value: Tensor
-    counts: Tensor
-    means: Tensor  # [m, rows, v]  z
-    contexts: Tensor  # [m, rows, v]  c; without a gate the same tensor
-    weights: Tensor  # [m, rows, n]  α
-    chosen: Tensor  # [m, rows]  index of the chosen key; -1: none
-    draw: Draw | None = None
 
 
 class _Saved(NamedTuple):
     """What backward needs."""
 
     weight: Tensor  # U
+    context_to_gates: Tensor  # C
+    key: Tensor
+    score: Tensor  # w
+    value: Tensor
+    counts: Tensor
     states: Tensor  # [m + 1, rows, hidden]
     memory: Tensor | None  # [m + 1, rows, hidden]  of an LSTM
-    projected: Tensor  # [m, rows, h (+ v) + gates · hidden]  U s + b, of which the gate b_t is activated
+    projected: Tensor  # [m, rows, h (+ v) + gates · hidden]  U s + b, of which the gate β_t is activated
     active: Tensor  # [m, rows, gates · hidden]  the cell's gates after their activation
-    attention: _SavedAttention | None
+    means: Tensor  # [m, rows, v]  z
+    contexts: Tensor  # [m, rows, v]  c; without a gate the same tensor
+    weights: Tensor  # [m, rows, n]  α
+    chosen: Tensor  # [m, rows]  index of the chosen key; -1: none
+    draw: Draw | None
 
     @property
     def offset(self) -> int:
         """Query and gate are in front of the cell's gates: columns of `projected`."""
         return self.projected.shape[2] - self.active.shape[2]
-
-
-class _AttentionGradients(NamedTuple):
-    """The gradients of the attention."""
-
-    means: Tensor  # [m, rows, v]  at first those of the contexts as outputs
-    weights: Tensor  # [m, rows, n]  of α as an output; overwritten
-    key: Tensor  # [rows, n, h]
 
 
 class _Gradients(NamedTuple):
@@ -283,11 +246,13 @@ class _Gradients(NamedTuple):
     projected: Tensor  # [m, rows, h (+ v) + gates · hidden]  of U s + b
     start: Tensor  # [rows, hidden]  of the state, updated from step to step
     memory: Tensor | None  # [rows, hidden]  of the memory, likewise
-    attention: _AttentionGradients | None
+    means: Tensor  # [m, rows, v]  at first those of the contexts as outputs
+    weights: Tensor  # [m, rows, n]  of α as an output; overwritten
+    key: Tensor  # [rows, n, h]
 
 
 class _Recurrence(torch.autograd.Function):
-    """(states, contexts, α, chosen) of gates, state, memory, U, b, draw, and of attention C, key, w, value, counts."""
+    """(states, memories, contexts, α, chosen) of gates, state, memory, U, b, draw, C, key, w, value and counts."""
 
     @staticmethod
     def forward(
@@ -300,57 +265,73 @@ class _Recurrence(torch.autograd.Function):
         draw: Draw | None,
         *attention: Tensor,
     ) -> tuple[Tensor | None, ...]:
+        context_to_gates, key, score, value, counts = (x.contiguous() for x in attention)
         steps, rows, width = gates.shape
+        means = value.new_empty(steps, rows, value.shape[2])
         saved = _Saved(
             weight.contiguous(),
+            context_to_gates,
+            key,
+            score,
+            value,
+            counts,
             states=_allocate_states(start, steps),
             memory=None if memory is None else _allocate_states(memory, steps),
             projected=gates.new_empty(steps, rows, len(weight)),
             active=gates.clone(memory_format=torch.contiguous_format),
-            attention=_allocate_attention(steps, len(weight) - width, draw, *attention) if attention else None,
+            means=means,
+            contexts=torch.empty_like(means) if len(weight) - width > len(score) else means,
+            weights=value.new_empty(steps, *key.shape[:2]),
+            chosen=counts.new_full((steps, rows), -1),
+            draw=draw,
         )
         # A product of few rows with a wide matrix is faster if the matrix is stored in the order it is read.
-        weight_t = weight.t().contiguous()
-        context_to_gates_t = saved.attention.context_to_gates.t().contiguous() if saved.attention else None
+        weight_t, context_to_gates_t = weight.t().contiguous(), context_to_gates.t().contiguous()
         spread(lambda some: _forward_rows(saved, some, bias, weight_t, context_to_gates_t), _slices_of_rows(rows))
-        ctx.save_for_backward(*saved[:5], *(saved.attention[:-1] if saved.attention else ()))
+        ctx.save_for_backward(*saved[:-1])
         ctx.draw = draw
-        if saved.attention is None:
-            return saved.states[1:], None, None, None
-        ctx.mark_non_differentiable(saved.attention.chosen)
+        memories = None if saved.memory is None else saved.memory[1:]
+        ctx.mark_non_differentiable(saved.chosen, *([] if memories is None else [memories]))
         # Views of the saved tensors: saving the outputs themselves would keep their own history alive.
-        contexts, weights, chosen = saved.attention[-4:-1]
-        return saved.states[1:], contexts.view_as(contexts), weights.view_as(weights), chosen
+        contexts, weights = saved.contexts.view_as(saved.contexts), saved.weights.view_as(saved.weights)
+        return saved.states[1:], memories, contexts, weights, saved.chosen
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, states_grad: Tensor, *attention_grads: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        attention = _SavedAttention(*tensors[5:])._replace(draw=ctx.draw) if len(tensors) > 5 else None
-        weight, states, memory, projected, active = tensors[:5]
-        saved = _Saved(weight, states, memory, projected, active, attention)
+    def backward(
+        ctx: Any, states_grad: Tensor, _memories: None, contexts_grad: Tensor, weights_grad: Tensor, _chosen: None
+    ) -> tuple[Tensor | None, ...]:
+        saved = _Saved(*ctx.saved_tensors, ctx.draw)
         gradients = _Gradients(
             states_grad.contiguous(),
-            gates=torch.empty_like(active),
-            projected=torch.empty_like(projected),
-            start=torch.zeros_like(states[0]),
-            memory=None if memory is None else torch.zeros_like(states[0]),
-            attention=None if attention is None else _allocate_gradients(attention, *attention_grads[:2]),
+            gates=torch.empty_like(saved.active),
+            projected=torch.empty_like(saved.projected),
+            start=torch.zeros_like(saved.states[0]),
+            memory=None if saved.memory is None else torch.zeros_like(saved.states[0]),
+            means=contexts_grad.clone(memory_format=torch.contiguous_format),
+            weights=weights_grad.clone(memory_format=torch.contiguous_format),
+            key=torch.zeros_like(saved.key),
         )
-        score_grads = spread(lambda some: _backward_rows(saved, gradients, some), _slices_of_rows(active.shape[1]))
+        slices = _slices_of_rows(saved.active.shape[1])
+        score_grads = spread(lambda some: _backward_rows(saved, gradients, some), slices)
         projected_grad = gradients.projected.flatten(0, 1)  # [m · rows, h (+ v) + gates · hidden]
-        weight_grad = projected_grad.t() @ states[:-1].flatten(0, 1)
-        cell_grads = gradients.gates, gradients.start, gradients.memory, weight_grad, projected_grad.sum(dim=0), None
-        if attention is None or gradients.attention is None:
-            return cell_grads
-        context_to_gates_grad = gradients.gates.flatten(0, 1).t() @ attention.contexts.flatten(0, 1)
-        score_grad = sum(score_grads, torch.zeros_like(attention.score))
         value_grad = None
         if ctx.needs_input_grad[9]:
             # [rows, n, m] by [rows, m, v]
-            weights = _applied_weights(attention).permute(1, 2, 0)
-            value_grad = torch.bmm(weights, gradients.attention.means.permute(1, 0, 2))
-        return *cell_grads, context_to_gates_grad, gradients.attention.key, score_grad, value_grad, None
+            value_grad = torch.bmm(_applied_weights(saved).permute(1, 2, 0), gradients.means.permute(1, 0, 2))
+        return (
+            gradients.gates,
+            gradients.start,
+            gradients.memory,
+            projected_grad.t() @ saved.states[:-1].flatten(0, 1),
+            projected_grad.sum(dim=0),
+            None,
+            gradients.gates.flatten(0, 1).t() @ saved.contexts.flatten(0, 1),
+            gradients.key,
+            sum(score_grads, torch.zeros_like(saved.score)),
+            value_grad,
+            None,
+        )
 
 
 def _allocate_states(start: Tensor, steps: int) -> Tensor:
@@ -360,112 +341,125 @@ def _allocate_states(start: Tensor, steps: int) -> Tensor:
     return states
 
 
-def _allocate_attention(
-    steps: int,
-    offset: int,
-    draw: Draw | None,
-    context_to_gates: Tensor,
-    key: Tensor,
-    score: Tensor,
-    value: Tensor,
-    counts: Tensor,
-) -> _SavedAttention:
-    """The inputs of the attention, contiguous, with memory for its results of all steps."""
-    rows, keys, size = value.shape
-    context_to_gates, key, score, value, counts = (
-        x.contiguous() for x in (context_to_gates, key, score, value, counts)
-    )
-    means = value.new_empty(steps, rows, size)
-    contexts = torch.empty_like(means) if offset > len(score) else means
-    weights, chosen = value.new_empty(steps, rows, keys), counts.new_full((steps, rows), -1)
-    return _SavedAttention(context_to_gates, key, score, value, counts, means, contexts, weights, chosen, draw)
-
-
-def _allocate_gradients(attention: _SavedAttention, contexts_grad: Tensor, weights_grad: Tensor) -> _AttentionGradients:
-    """Copies of the outputs' gradients, which backward overwrites, and zeros for that of the keys."""
-    contexts, weights = (grad.clone(memory_format=torch.contiguous_format) for grad in (contexts_grad, weights_grad))
-    return _AttentionGradients(contexts, weights, torch.zeros_like(attention.key))
-
-
-def _applied_weights(attention: _SavedAttention) -> Tensor:
+def _applied_weights(saved: _Saved) -> Tensor:
     """The weights of the values in the means: α, or 1 for a chosen key."""
-    if attention.draw is None:
-        return attention.weights
-    chosen = attention.chosen.unsqueeze(2)
-    one_hot = torch.zeros_like(attention.weights).scatter_(2, chosen.clamp(min=0), 1.0)
-    return torch.where(chosen < 0, attention.weights, one_hot)
+    if saved.draw is None:
+        return saved.weights
+    chosen = saved.chosen.unsqueeze(2)
+    one_hot = torch.zeros_like(saved.weights).scatter_(2, chosen.clamp(min=0), 1.0)
+    return torch.where(chosen < 0, saved.weights, one_hot)
 
 
-def _forward_rows(
-    saved: _Saved, rows: slice, bias: Tensor, weight_t: Tensor, context_to_gates_t: Tensor | None
-) -> None:
+def _forward_rows(saved: _Saved, rows: slice, bias: Tensor, weight_t: Tensor, context_to_gates_t: Tensor) -> None:
     """Some rows through all steps; weight_t and context_to_gates_t are Uᵀ and Cᵀ."""
     from regard.ops import recurrent_loops as loops
 
-    attention, offset = saved.attention, saved.offset
+    offset, size = saved.offset, len(saved.score)
+    keys = loops.Keys(*_arrays(saved.key[rows], saved.score, saved.value[rows], saved.counts[rows]))
     for t in range(len(saved.active)):
         before, after = saved.states[t, rows], saved.states[t + 1, rows]
         projected, active = saved.projected[t, rows], saved.active[t, rows]
+        means, weights = saved.means[t, rows], saved.weights[t, rows]
         torch.addmm(bias, before, weight_t, out=projected)
-        if attention is not None and context_to_gates_t is not None:
-            _attend_forward(attention, projected, offset, t, rows)
-            active.addmm_(attention.contexts[t, rows], context_to_gates_t)
+        loops.additive_forward(projected.numpy(), keys, *_arrays(means, weights))
+        if saved.draw is not None:
+            chosen = _choose(weights, saved.draw, t, rows)
+            saved.chosen[t, rows] = chosen
+            means.copy_(_chosen_values(saved.value[rows], chosen, means))
+        if offset > size:
+            torch.mul(means, projected[:, size:offset].sigmoid_(), out=saved.contexts[t, rows])
+        active.addmm_(saved.contexts[t, rows], context_to_gates_t)
         if saved.memory is None:
-            loops.gru_forward(*_arrays(active, projected), offset, *_arrays(before, after))
+            _gru_forward(active, projected[:, offset:], before, after)
         else:
-            loops.lstm_forward(*_arrays(active, projected), offset, *_arrays(*saved.memory[t : t + 2, rows], after))
-
-
-def _attend_forward(attention: _SavedAttention, projected: Tensor, offset: int, t: int, rows: slice) -> None:
-    """The attention of some rows at step t."""
-    from regard.ops import recurrent_loops as loops
-
-    means, weights, value = attention.means[t, rows], attention.weights[t, rows], attention.value[rows]
-    keys = loops.Keys(*_arrays(attention.key[rows], attention.score, value, attention.counts[rows]))
-    loops.additive_forward(projected.numpy(), keys, *_arrays(means, weights))
-    if attention.draw is not None:
-        chosen = _choose(weights, attention.draw, t, rows)
-        attention.chosen[t, rows] = chosen
-        means.copy_(_chosen_values(value, chosen, means))
-    if offset > len(attention.score):
-        gate = projected[:, len(attention.score) : offset].sigmoid_()
-        torch.mul(means, gate, out=attention.contexts[t, rows])
+            _lstm_forward(active, projected[:, offset:], *saved.memory[t : t + 2, rows], after)
 
 
 def _backward_rows(saved: _Saved, gradients: _Gradients, rows: slice) -> Tensor:
     """Some rows backward through all steps; returns their gradient of the score's weight `[h]`."""
     from regard.ops import recurrent_loops as loops
 
-    attention, offset, start_grad = saved.attention, saved.offset, gradients.start[rows]
-    score_grad = start_grad.new_zeros(0 if attention is None else len(attention.score))
+    offset, size, start_grad = saved.offset, len(saved.score), gradients.start[rows]
+    keys = loops.Keys(*_arrays(saved.key[rows], saved.score, saved.value[rows], saved.counts[rows]))
+    score_grad = torch.zeros_like(saved.score)
     for t in reversed(range(len(saved.active))):
         start_grad.add_(gradients.states[t, rows])
         projected, projected_grad = saved.projected[t, rows], gradients.projected[t, rows]
-        gates_grad = gradients.gates[t, rows]
-        active, grad, *outputs = _arrays(saved.active[t, rows], start_grad, gates_grad, projected_grad)
+        active, gates_grad = saved.active[t, rows], gradients.gates[t, rows]
+        own_projected, own_grad = projected[:, offset:], projected_grad[:, offset:]
         if saved.memory is None or gradients.memory is None:
-            loops.gru_backward(active, projected.numpy(), offset, saved.states[t, rows].numpy(), grad, *outputs)
+            _gru_backward(active, own_projected, saved.states[t, rows], start_grad, gates_grad, own_grad)
         else:
-            memory = _arrays(*saved.memory[t : t + 2, rows])
-            loops.lstm_backward(active, offset, *memory, grad, gradients.memory[rows].numpy(), *outputs)
-        if attention is not None and gradients.attention is not None:
-            means_grad, weights_grad, key_grad = gradients.attention
-            mean_grad = means_grad[t, rows].addmm_(gates_grad, attention.context_to_gates)
-            if offset > len(attention.score):
-                gate, gate_grad = (x[:, len(attention.score) : offset] for x in (projected, projected_grad))
-                torch.mul(mean_grad * attention.means[t, rows], gate * (1 - gate), out=gate_grad)
-                mean_grad *= gate
-            if attention.draw is not None:
-                # A chosen value gives α no gradient. A new tensor: the values still need the gradient of all rows.
-                mean_grad = mean_grad * (attention.chosen[t, rows] < 0).unsqueeze(1)
-            inputs = attention.key[rows], attention.score, attention.value[rows], attention.counts[rows]
-            grads = mean_grad, weights_grad[t, rows], projected_grad, key_grad[rows], score_grad
-            weights = attention.weights[t, rows].numpy()
-            loops.additive_backward(
-                projected.numpy(), loops.Keys(*_arrays(*inputs)), weights, loops.AdditiveGradients(*_arrays(*grads))
-            )
+            memory = saved.memory[t : t + 2, rows]
+            _lstm_backward(active, *memory, start_grad, gradients.memory[rows], gates_grad)
+            own_grad.copy_(gates_grad)
+        mean_grad = gradients.means[t, rows].addmm_(gates_grad, saved.context_to_gates)
+        if offset > size:
+            gate, gate_grad = projected[:, size:offset], projected_grad[:, size:offset]
+            torch.mul(mean_grad * saved.means[t, rows], gate * (1 - gate), out=gate_grad)
+            mean_grad *= gate
+        if saved.draw is not None:
+            # A chosen value gives α no gradient. A new tensor: the values still need the gradient of all rows.
+            mean_grad = mean_grad * (saved.chosen[t, rows] < 0).unsqueeze(1)
+        grads = mean_grad, gradients.weights[t, rows], projected_grad, gradients.key[rows], score_grad
+        additive_grads = loops.AdditiveGradients(*_arrays(*grads))
+        loops.additive_backward(projected.numpy(), keys, saved.weights[t, rows].numpy(), additive_grads)
         start_grad.addmm_(projected_grad, saved.weight)
     return score_grad
+
+
+# The cells in place, `[rows, …]` each. Gates are in torch's order: reset, update, new for a GRU; input, forget, new,
+# output for an LSTM. `projected` is the previous state's part of the gates.
+
+
+def _gru_forward(gates: Tensor, projected: Tensor, before: Tensor, after: Tensor) -> None:
+    """gates become reset, update and new; after = new + update · (before − new)."""
+    size = before.shape[1]
+    both, new = gates[:, : 2 * size], gates[:, 2 * size :]
+    reset, update = both.add_(projected[:, : 2 * size]).sigmoid_().chunk(2, dim=1)
+    new.addcmul_(reset, projected[:, 2 * size :]).tanh_()
+    torch.lerp(new, before, update, out=after)
+
+
+def _gru_backward(
+    gates: Tensor, projected: Tensor, before: Tensor, grad: Tensor, gates_grad: Tensor, projected_grad: Tensor
+) -> None:
+    """From the gradient of `after`, which becomes the direct part of that of `before`, to those of the gates."""
+    reset, update, new = gates.chunk(3, dim=1)
+    reset_grad, update_grad, new_grad = gates_grad.chunk(3, dim=1)
+    projected_new = projected[:, 2 * before.shape[1] :]
+    torch.mul(grad * (1 - update), 1 - new.square(), out=new_grad)
+    torch.mul(grad * (before - new), update * (1 - update), out=update_grad)
+    torch.mul(new_grad * projected_new, reset * (1 - reset), out=reset_grad)
+    grad *= update
+    projected_grad.copy_(gates_grad)
+    projected_grad[:, 2 * before.shape[1] :] *= reset
+
+
+def _lstm_forward(gates: Tensor, projected: Tensor, memory: Tensor, next_memory: Tensor, after: Tensor) -> None:
+    """gates become input, forget, new and output; next_memory and after = output · tanh(next_memory) are written."""
+    enter, forget, new, output = gates.add_(projected).chunk(4, dim=1)
+    gates[:, : 2 * memory.shape[1]].sigmoid_()
+    new.tanh_()
+    output.sigmoid_()
+    torch.addcmul(forget * memory, enter, new, out=next_memory)
+    torch.mul(output, next_memory.tanh(), out=after)
+
+
+def _lstm_backward(
+    gates: Tensor, memory: Tensor, next_memory: Tensor, grad: Tensor, memory_grad: Tensor, gates_grad: Tensor
+) -> None:
+    """From the gradients of `after` (becomes 0) and `next_memory` (becomes that of `memory`) to that of the gates."""
+    enter, forget, new, output = gates.chunk(4, dim=1)
+    enter_grad, forget_grad, new_grad, output_grad = gates_grad.chunk(4, dim=1)
+    active_memory = next_memory.tanh()
+    memory_grad.addcmul_(grad * output, 1 - active_memory.square())
+    torch.mul(grad * active_memory, output * (1 - output), out=output_grad)
+    torch.mul(memory_grad * new, enter * (1 - enter), out=enter_grad)
+    torch.mul(memory_grad * memory, forget * (1 - forget), out=forget_grad)
+    torch.mul(memory_grad * enter, 1 - new.square(), out=new_grad)
+    memory_grad *= forget
+    grad.zero_()
 
 
 def _slices_of_rows(rows: int) -> list[slice]:

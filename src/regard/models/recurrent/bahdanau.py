@@ -21,14 +21,7 @@ from regard.models.recurrent.cells import (
     weights_of,
 )
 from regard.models.recurrent.encoder_decoder import Recurrent
-from regard.ops.attentive_rnn import (
-    AttentionSteps,
-    RecurrentAttention,
-    State,
-    attend_step,
-    attentive_recurrence,
-    cell_step,
-)
+from regard.ops.attentive_rnn import AttentionSteps, RecurrentAttention, State, attentive_recurrence
 from regard.scores import Additive
 
 
@@ -65,55 +58,37 @@ class Bahdanau(Recurrent):
         self.start = Start(hidden, self.decoder, config.layers)
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        memory = self.encode(source, lengths)
+        state = self.begin(source, lengths)
         words = self.target(target)
-        first, *upper = self.initial_states(memory, lengths)
-        states, attended = self._run_decoder(memory, lengths, words, first)
+        (states, *_), attended = self._run_decoder(state, words)
         states, contexts = states.transpose(0, 1), attended.context.transpose(0, 1)  # [batch, m, …]
         if self.upper is not None:
-            states = run_layers(self.upper, self.dropout(states), upper)
+            states = run_layers(self.upper, self.dropout(states), state.layers[1:])
         return self.dropout(self.output(states, contexts, words))  # type: ignore[no-any-return]
-
-    def initial_states(self, memory: Tensor, lengths: Tensor) -> list[State]:
-        """s₀ of each layer of the decoder."""
-        encoder = self.encoder
-        final = encoder.backward_final(memory) if encoder.bidirectional else encoder.final(memory, lengths)
-        return self.start(final)  # type: ignore[no-any-return]
-
-    def _run_decoder(
-        self, memory: Tensor, lengths: Tensor, words: Tensor, state: State
-    ) -> tuple[Tensor, AttentionSteps]:
-        """All steps of the layer that attends: states `[m, batch, hidden]`, and the results of its attention."""
-        weights = weights_of(self.decoder)
-        attention = self._attention(memory, self.score.key_projection(memory), lengths)
-        gates = weights.gates(words.transpose(0, 1))  # [m, batch, gates · hidden]
-        return attentive_recurrence(gates, state, weights.hidden, weights.hidden_bias, attention)
-
-    def _attention(self, memory: Tensor, key: Tensor, lengths: Tensor) -> RecurrentAttention:
-        """Attention to the encoder's states, whose projected keys are given."""
-        score, query = self.score, self.score.query_projection
-        bias = score.weight.new_zeros(score.width) if query.bias is None else query.bias
-        context_to_gates = weights_of(self.decoder).input[:, -memory.shape[-1] :]
-        inputs = key, memory, score.weight, query.weight, bias, context_to_gates
-        return RecurrentAttention(*inputs, lengths, activation=score.activation)
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The attention weights of each target position: `[batch, m, n]`."""
-        memory = self.encode(source, lengths)
-        start = self.initial_states(memory, lengths)[0]
-        return self._run_decoder(memory, lengths, self.target(target), start)[1].weights.transpose(0, 1)
+        return self._run_decoder(self.begin(source, lengths), self.target(target))[1].weights.transpose(0, 1)
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> DecodingState:
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int | None = None) -> DecodingState:
         """The state before the first token; `max_length` is not used."""
-        memory = self.encode(source, lengths)
-        encoded = FixedTensors(memory, self.score.key_projection(memory), lengths)
-        return DecodingState(self.initial_states(memory, lengths), encoded)
+        memory, encoder = self.encode(source, lengths), self.encoder
+        final = encoder.backward_final(memory) if encoder.bidirectional else encoder.final(memory, lengths)
+        return DecodingState(self.start(final), FixedTensors(memory, self.score.key_projection(memory), lengths))
+
+    def _run_decoder(self, state: DecodingState, words: Tensor) -> tuple[State, AttentionSteps]:
+        """The layer that attends, over words `[batch, m, size]`: its states `[m, batch, hidden]`, and its attention."""
+        memory, key, lengths = state.encoded.tensors
+        score, query, weights = self.score, self.score.query_projection, weights_of(self.decoder)
+        bias = score.weight.new_zeros(score.width) if query.bias is None else query.bias
+        inputs = key, memory, score.weight, query.weight, bias, weights.input[:, -memory.shape[-1] :]
+        attention = RecurrentAttention(*inputs, lengths, activation=score.activation)
+        gates = weights.gates(words.transpose(0, 1))  # [m, batch, gates · hidden]
+        return attentive_recurrence(gates, state.layers[0], weights.hidden, weights.hidden_bias, attention)
 
     def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
-        (before, *upper), weights = state.layers, weights_of(self.decoder)
-        context = attend_step(before[0], self._attention(*state.encoded.tensors)).context
-        gates = weights.gates(word) + weights.extra_gates(context)
-        layers = [cell_step(gates, before, weights.hidden, weights.hidden_bias)]
+        after, attended = self._run_decoder(state, word.unsqueeze(1))
+        layers = [tuple(part[0] for part in after)]
         if self.upper is not None:
-            layers += layers_step(self.upper, weights_of(self.upper).gates(layers[0][0]), upper)
-        return state._replace(layers=layers), self.output(layers[-1][0], context, word)
+            layers += layers_step(self.upper, weights_of(self.upper).gates(layers[0][0]), state.layers[1:])
+        return state._replace(layers=layers), self.output(layers[-1][0], attended.context[0], word)

@@ -29,8 +29,8 @@ from regard.models.recurrent.cells import (
     weights_of,
     zero_states,
 )
-from regard.models.transformer import Embedding
-from regard.ops.attentive_rnn import State, fusible, recurrence
+from regard.models.transformer import Embedding, SequenceToSequence, check_lengths
+from regard.ops.attentive_rnn import fusible, recurrence
 
 
 class RecurrentEncoder(nn.Module):
@@ -53,7 +53,7 @@ class RecurrentEncoder(nn.Module):
         return self.hidden * (2 if self.bidirectional else 1)
 
     def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
-        _check_lengths(lengths, rows)
+        check_lengths(lengths, rows, least=1)
         if not fusible(rows, weights_of(self.rnn).input):
             return self._run_packed(rows, lengths)
         x = rows.transpose(0, 1)  # [n, batch, size]
@@ -101,20 +101,7 @@ def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return functional.embedding(index, x.flatten(0, 1))  # of torch's ways to index, the fastest backward
 
 
-def _check_lengths(lengths: Tensor, rows: Tensor) -> None:
-    """Raise ValueError unless each sentence has at least one token, and no more than there are."""
-    if lengths.is_floating_point() or lengths.shape != rows.shape[:1]:
-        raise ValueError(
-            f"lengths must be whole numbers [{len(rows)}], got shape {list(lengths.shape)} of {lengths.dtype}"
-        )
-    if len(lengths) and not lengths.is_cuda:
-        least, most = (int(bound) for bound in torch.aminmax(lengths))
-        if least < 1 or most > rows.shape[1]:
-            wrong = least if least < 1 else most
-            raise ValueError(f"lengths must be at least 1 and at most {rows.shape[1]}, the tokens given, got {wrong}")
-
-
-class Recurrent(nn.Module):
+class Recurrent(SequenceToSequence):
     """Base of the recurrent models, for two vocabularies of these sizes: embeddings, encoder and output layer.
 
     read_size   size of the rows that tokens are predicted from; default: the embedding's
@@ -139,23 +126,6 @@ class Recurrent(nn.Module):
         """The encoder's states `[batch, n, width]`."""
         states: Tensor = self.encoder(self.source(source), lengths)
         return states
-
-    def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Rows from which the next token of each position is predicted: `[batch, m, size]`."""
-        raise NotImplementedError
-
-    def logits(self, rows: Tensor) -> Tensor:
-        """Logits of all tokens."""
-        return functional.linear(rows, *self.output_weights)
-
-    @property
-    def output_weights(self) -> tuple[Tensor, Tensor | None]:
-        """The weight `[vocabulary, size]` and the bias `[vocabulary]` of the logits."""
-        return self.read.weight, self.read.bias
-
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Logits of the next token at each position of `target` `[batch, m]`: `[batch, m, vocabulary]`."""
-        return self.logits(self.rows(source, lengths, target))
 
     def step(self, state: DecodingState, last: Tensor) -> tuple[DecodingState, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
@@ -203,23 +173,20 @@ class Vanilla(Recurrent):
         self.start = Start(width, self.decoder) if warm else None
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        context = self.encoder.final(self.encode(source, lengths), lengths)
-        words = self.target(target)
-        states = run_layers(self.decoder, words, self._initial_states(context), constant=context)
+        state, words = self.begin(source, lengths), self.target(target)
+        [context] = state.encoded.tensors
+        states = run_layers(self.decoder, words, state.layers, constant=context)
         return self.dropout(self.output(states, context.unsqueeze(1), words))  # type: ignore[no-any-return]
-
-    def _initial_states(self, context: Tensor) -> list[State]:
-        """s₀ of each layer of the decoder."""
-        return zero_states(self.decoder, context) if self.start is None else self.start(context)
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Raises ValueError: there are no attention weights."""
         raise ValueError("a vanilla model has no attention weights; use bahdanau, luong or transformer")
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> DecodingState:
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int | None = None) -> DecodingState:
         """The state before the first token; `max_length` is not used."""
         context = self.encoder.final(self.encode(source, lengths), lengths)
-        return DecodingState(self._initial_states(context), FixedTensors(context))
+        layers = zero_states(self.decoder, context) if self.start is None else self.start(context)
+        return DecodingState(layers, FixedTensors(context))
 
     def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
         (context,), weights = state.encoded.tensors, weights_of(self.decoder)

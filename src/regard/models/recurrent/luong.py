@@ -30,7 +30,6 @@ from regard.models.recurrent.cells import (
     weights_of,
 )
 from regard.models.recurrent.encoder_decoder import Recurrent
-from regard.ops.attentive_rnn import State
 from regard.scores import Additive, Bilinear, Score, dot
 from regard.weighing import softmax
 
@@ -184,56 +183,50 @@ class Luong(Recurrent):
         self.start = Start(width, self.decoder)
 
     def rows(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        memory = self.encode(source, lengths)
-        return self.dropout(self._run_decoder(memory, lengths, target)[1])  # type: ignore[no-any-return]
-
-    def _run_decoder(self, memory: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """All steps: the states s `[batch, m, hidden]` of the last layer, and s̃ `[batch, m, size]`."""
-        words, layers = self.target(target), self.start(self.encoder.final(memory, lengths))
-        if not self.feeding:
-            states = run_layers(self.decoder, words, layers)
-            return states, self._attentional_state(states, self.attention(states, memory, lengths))
-        all_states, all_attentional = [], []
-        attentional = words.new_zeros(len(words), self.output.out_features)
-        weights = weights_of(self.decoder)
-        for step, word_gates in enumerate(weights.gates(words).unbind(dim=1)):
-            gates = word_gates + weights.extra_gates(attentional)
-            layers, attentional = self._decoder_step(gates, layers, memory, lengths, step)
-            all_states.append(layers[-1][0])
-            all_attentional.append(attentional)
-        return torch.stack(all_states, dim=1), torch.stack(all_attentional, dim=1)
-
-    def _decoder_step(
-        self, gates: Tensor, layers: list[State], memory: Tensor, lengths: Tensor, step: int | Tensor
-    ) -> tuple[list[State], Tensor]:
-        """One step: update, then attend. Returns the new states, and s̃ `[rows, size]`."""
-        layers = layers_step(self.decoder, gates, layers)
-        query = layers[-1][0].unsqueeze(1)
-        return layers, self._attentional_state(query, self.attention(query, memory, lengths, step)).squeeze(1)
-
-    def _attentional_state(self, state: Tensor, context: Tensor) -> Tensor:
-        """s̃ = tanh(W [c; s])."""
-        return torch.tanh(self.output(torch.cat([context, state], dim=-1)))
+        return self.dropout(self._run_decoder(self.begin(source, lengths), target)[1])  # type: ignore[no-any-return]
 
     def look(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """The attention weights of each target position: `[batch, m, n]`."""
-        memory = self.encode(source, lengths)
-        return self.attention.look(self._run_decoder(memory, lengths, target)[0], memory, lengths)
+        state = self.begin(source, lengths)
+        return self.attention.look(self._run_decoder(state, target)[0], *state.encoded.tensors)
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> DecodingState:
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int | None = None) -> DecodingState:
         """The state before the first token; `max_length` is not used."""
         memory = self.encode(source, lengths)
         attentional = memory.new_zeros(len(memory), self.output.out_features)
         layers = self.start(self.encoder.final(memory, lengths))
         return DecodingState(layers, FixedTensors(memory, lengths), (attentional, torch.zeros_like(lengths)))
 
-    def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
-        (memory, lengths), (attentional, step), weights = state.encoded.tensors, state.extra, weights_of(self.decoder)
-        gates = weights.gates(word)
+    def _run_decoder(self, state: DecodingState, target: Tensor) -> tuple[Tensor, Tensor]:
+        """All steps: the states s `[batch, m, hidden]` of the last layer, and s̃ `[batch, m, size]`."""
+        words = self.target(target)
+        if not self.feeding:
+            states = run_layers(self.decoder, words, state.layers)
+            return states, self._attentional_state(states, self.attention(states, *state.encoded.tensors))
+        all_states, all_attentional = [], []
+        for gates in weights_of(self.decoder).gates(words).unbind(dim=1):
+            state, attentional = self._decoder_step(state, gates)
+            all_states.append(state.layers[-1][0])
+            all_attentional.append(attentional)
+        return torch.stack(all_states, dim=1), torch.stack(all_attentional, dim=1)
+
+    def _decoder_step(self, state: DecodingState, gates: Tensor) -> tuple[DecodingState, Tensor]:
+        """One step from the word's part of the gates: update, then attend. The next state, and s̃ `[rows, size]`."""
+        attentional, step = state.extra
         if self.feeding:
-            gates = gates + weights.extra_gates(attentional)
-        layers, attentional = self._decoder_step(gates, state.layers, memory, lengths, step)
+            gates = gates + weights_of(self.decoder).extra_gates(attentional)
+        layers = layers_step(self.decoder, gates, state.layers)
+        query = layers[-1][0].unsqueeze(1)
+        context = self.attention(query, *state.encoded.tensors, step)
+        attentional = self._attentional_state(query, context).squeeze(1)
         return state._replace(layers=layers, extra=(attentional, step + 1)), attentional
+
+    def _step(self, state: DecodingState, word: Tensor) -> tuple[DecodingState, Tensor]:
+        return self._decoder_step(state, weights_of(self.decoder).gates(word))
+
+    def _attentional_state(self, state: Tensor, context: Tensor) -> Tensor:
+        """s̃ = tanh(W [c; s])."""
+        return torch.tanh(self.output(torch.cat([context, state], dim=-1)))
 
 
 def concat(state: int, memory: int) -> Additive:
