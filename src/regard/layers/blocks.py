@@ -311,7 +311,7 @@ class _FastBlock:
         """Self-attention of one new row to the cached ones and itself."""
         rows, (heads, kv_heads, size) = x.shape[0], self.sizes
         qkv = self.input(x).view(rows, -1, 1, size)  # [rows, heads + 2 · kv_heads, 1, d]
-        query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+        query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if self.positions is not None:
             query, key = (self.positions.rotate(x, cache.length) for x in (query, key))
         key, value = cache.append(key, value)

@@ -230,7 +230,7 @@ class _Saved(NamedTuple):
     contexts: Tensor  # [m, rows, v]  c; without a gate the same tensor
     weights: Tensor  # [m, rows, n]  α
     chosen: Tensor  # [m, rows]  index of the chosen key; -1: none
-    draw: Draw | None
+    draw: Draw | None = None
 
     @property
     def offset(self) -> int:
@@ -301,7 +301,7 @@ class _Recurrence(torch.autograd.Function):
     def backward(
         ctx: Any, states_grad: Tensor, _memories: None, contexts_grad: Tensor, weights_grad: Tensor, _chosen: None
     ) -> tuple[Tensor | None, ...]:
-        saved = _Saved(*ctx.saved_tensors, ctx.draw)
+        saved = _Saved(*ctx.saved_tensors)._replace(draw=ctx.draw)
         gradients = _Gradients(
             states_grad.contiguous(),
             gates=torch.empty_like(saved.active),
@@ -372,7 +372,7 @@ def _forward_rows(saved: _Saved, rows: slice, bias: Tensor, weight_t: Tensor, co
         if saved.memory is None:
             _gru_forward(active, projected[:, offset:], before, after)
         else:
-            _lstm_forward(active, projected[:, offset:], *saved.memory[t : t + 2, rows], after)
+            _lstm_forward(active, projected[:, offset:], saved.memory[t, rows], saved.memory[t + 1, rows], after)
 
 
 def _backward_rows(saved: _Saved, gradients: _Gradients, rows: slice) -> Tensor:
@@ -390,8 +390,8 @@ def _backward_rows(saved: _Saved, gradients: _Gradients, rows: slice) -> Tensor:
         if saved.memory is None or gradients.memory is None:
             _gru_backward(active, own_projected, saved.states[t, rows], start_grad, gates_grad, own_grad)
         else:
-            memory = saved.memory[t : t + 2, rows]
-            _lstm_backward(active, *memory, start_grad, gradients.memory[rows], gates_grad)
+            memory, next_memory = saved.memory[t, rows], saved.memory[t + 1, rows]
+            _lstm_backward(active, memory, next_memory, start_grad, gradients.memory[rows], gates_grad)
             own_grad.copy_(gates_grad)
         mean_grad = gradients.means[t, rows].addmm_(gates_grad, saved.context_to_gates)
         if offset > size:
