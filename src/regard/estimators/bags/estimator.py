@@ -120,9 +120,10 @@ class BagRegressor(NetworkOverBags, RegressorOverBags):
 
 
 def _log_loss(output: Tensor, target: Tensor) -> Tensor:
-    """The log loss of one logit per class; of two classes the first has logit 0."""
-    logit = functional.pad(output, (1, 0)) if output.shape[1] == 1 else output  # [count, classes]
-    return functional.cross_entropy(logit, target, reduction="none")
+    """The log loss of one logit per class; of two classes only the second has one."""
+    if output.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(output[:, 0], target.to(output), reduction="none")
+    return functional.cross_entropy(output, target, reduction="none")
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:
