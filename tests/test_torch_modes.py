@@ -16,7 +16,6 @@ from regard.layers import (
     Attention,
     Block,
     Decoder,
-    Dropout,
     Encoder,
     FeedForward,
     MultiHeadAttention,
@@ -128,13 +127,11 @@ def test_layers_are_compiled_in_one_piece(name):
     assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
 
 
-def test_the_usual_block_is_compiled_in_one_piece_and_what_drops_is_compiled_at_all():
+def test_the_usual_block_is_compiled_in_one_piece_and_one_with_dropout_is_compiled_at_all():
     torch._dynamo.reset()
     x = torch.randn(BATCH, LENGTH, SIZE)
     whole = torch.compile(block().eval(), backend="aot_eager", fullgraph=True)
     assert whole(x).shape == x.shape
-    rows = torch.compile(Dropout(0.5), backend="aot_eager", fullgraph=True)(x)
-    assert 0.3 < (rows == 0).float().mean() < 0.7
     torch._dynamo.reset()
     layer = block(0.5)
     dropping = torch.compile(layer, backend="aot_eager")

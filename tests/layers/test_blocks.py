@@ -15,7 +15,6 @@ from regard.layers import (
     Block,
     ConvSelfAttention,
     Decoder,
-    Dropout,
     Encoder,
     FeedForward,
     Heads,
@@ -212,9 +211,9 @@ def test_sizes_may_be_numpys():
             "a block without cross-attention takes no memory, got one",
         ),
         (
-            lambda: Dropout(0.5).add(rand(2, 3), rand(3)),
+            lambda: Block(MultiHeadAttention(SIZE, HEADS), nn.Linear(SIZE, 1))(torch.randn(2, 3, SIZE)),
             ValueError,
-            r"a residual sum needs two of one shape, got \[2, 3\] and \[3\]",
+            r"a residual sum needs two of one shape, got \[2, 3, 12\] and \[2, 3, 1\]",
         ),
     ],
 )

@@ -55,4 +55,4 @@ def test_a_shared_vocabulary_has_one_embedding():
 def test_attention_weights_have_their_own_dropout():
     model = transformer(29, 23, TransformerConfig(blocks=2, heads=2, size=12, dropout=0.5, attention_dropout=0.25))
     assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
-    assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block | Embedding)} == {0.5}
+    assert {part.dropout.p for part in model.modules() if isinstance(part, Block | Embedding)} == {0.5}

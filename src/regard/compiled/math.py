@@ -123,10 +123,3 @@ def hash_word(first: np.uint32, second: np.uint32, key: int) -> np.uint32:
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(FIRST))
     word = np.uint32(word ^ second)
     return np.uint32(np.uint32(word ^ (word >> np.uint32(15))) * np.uint32(SECOND))
-
-
-@njit(inline="always")
-def mix_word(word: np.uint32) -> np.uint32:
-    """`dropout_hash.mix`, on unsigned 32-bit words."""
-    word = hash_word(word, np.uint32(0), 0)
-    return np.uint32(word ^ (word >> np.uint32(16)))

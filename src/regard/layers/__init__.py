@@ -6,7 +6,7 @@
     Sinusoidal, LearnedPositions             positions that are added to rows
     Rotary, RotaryScaling, Alibi             positions inside attention
     FeedForward                              with gelu_tanh, swiglu and other GatedActivations
-    Block, Encoder, Decoder                  the parts of a Transformer; pre_norm, post_norm, Dropout
+    Block, Encoder, Decoder                  the parts of a Transformer; pre_norm, post_norm
     Cache, KeyValues                         cached keys and values for decoding
     watch                                    the attention weights of any model while it runs
 
@@ -16,7 +16,7 @@ Every attention layer has `look`, which returns its weights. No layer stores any
 from regard.layers.attention import Attend, Attention, ConvSelfAttention, SelfAttention
 from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
-from regard.layers.feed_forward import Dropout, FeedForward, GatedActivation, gelu_tanh, swiglu
+from regard.layers.feed_forward import FeedForward, GatedActivation, gelu_tanh, swiglu
 from regard.layers.multi_head import Heads, MultiHeadAttention
 from regard.layers.positions import Alibi, LearnedPositions, Positions, Rotary, RotaryScaling, Sinusoidal
 from regard.layers.watch import watch
@@ -30,7 +30,6 @@ __all__ = [
     "Cache",
     "ConvSelfAttention",
     "Decoder",
-    "Dropout",
     "Encoder",
     "FeedForward",
     "GatedActivation",

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attend import Look
-from regard.checks import check_rows, hooks_of, is_plain_linear, positive
+from regard.checks import check_rows, fraction, hooks_of, is_plain_linear, positive
 from regard.layers.cache import BlockCache, Cache, KeyValues
-from regard.layers.feed_forward import Dropout, FeedForward
+from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
@@ -100,7 +100,7 @@ class Block(nn.Module):
             self.cross, self.cross_norm = cross, norm(cross.size)
         self.feed_forward, self.feed_forward_norm = feed_forward, norm(attention.size)
         self.residual = residual
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(fraction("dropout", dropout))
         self.has_cross = cross is not None
 
     def forward(
@@ -115,12 +115,18 @@ class Block(nn.Module):
         """The residual sums. `mask` is of x by x, `memory_mask` of x by the memory; for `cache` see `Decoder`."""
         check_rows("x", x, self.attention.size, rank=3)
         own, stored = cache or (None, None)
-        add = self.dropout.add
-        x = self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask, cache=own), add)
+        x = self.residual(x, self.attention_norm, lambda x: self.attention(x, mask=mask, cache=own), self._add)
         self._check_memory(memory)
         if self.has_cross:
-            x = self.residual(x, self.cross_norm, lambda x: self.cross(x, memory, mask=memory_mask, cache=stored), add)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward, add)
+            x = self.residual(
+                x, self.cross_norm, lambda x: self.cross(x, memory, mask=memory_mask, cache=stored), self._add
+            )
+        return self.residual(x, self.feed_forward_norm, self.feed_forward, self._add)
+
+    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+        if x.shape != branch.shape:  # torch would broadcast
+            raise ValueError(f"a residual sum needs two of one shape, got {list(x.shape)} and {list(branch.shape)}")
+        return x + self.dropout(branch)  # type: ignore[no-any-return]
 
     def _check_memory(self, memory: Tensor | None) -> None:
         if self.has_cross and memory is None:

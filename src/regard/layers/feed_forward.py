@@ -1,4 +1,4 @@
-"""What a block does with each row by itself: feed-forward and dropout.
+"""What a block does with each row by itself: feed-forward.
 
     W₂ activation(W₁ x + b₁) + b₂        (Vaswani et al. 2017, equation 2)
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.checks import check_rows, fraction, positive
-from regard.ops.hashed_dropout import add_dropped, dropped
+from regard.checks import check_rows, positive
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -79,32 +78,3 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_rows("x", x, self.size)
         return self.output(self.activation(self.input(x)))  # type: ignore[no-any-return]
-
-
-class Dropout(nn.Module):
-    """Dropout that stores no mask: by itself, or on a branch that is added to x.
-
-    In training a fraction of the numbers is set to 0 and the others are scaled up. Which ones follows from a hash of
-    their index and a seed from torch's generator (`regard.ops.hashed_dropout`). x `[..., size]`.
-
-    >>> import torch
-    >>> drop = Dropout(0.5)
-    >>> sorted(set(drop(torch.ones(100, 10)).flatten().tolist()))
-    [0.0, 2.0]
-    >>> bool((drop.eval()(torch.ones(3)) == 1).all())
-    True
-    """
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout = fraction("dropout", dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return dropped(x, self.dropout) if self.training else x
-
-    def add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """x + dropout(branch)."""
-        return add_dropped(x, branch, self.dropout if self.training else 0.0)
-
-    def extra_repr(self) -> str:
-        return f"{self.dropout:g}"

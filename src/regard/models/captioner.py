@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.checks import fraction, positive
-from regard.layers.feed_forward import Dropout
 from regard.models.transformer import check_tokens
 from regard.ops.attentive_rnn import Draw, RecurrentAttention, additive_scores, attentive_recurrence
 from regard.ops.cross_entropy import cross_entropy
@@ -173,7 +172,7 @@ class CaptionDecoder(nn.Module):
         self.cell = nn.LSTMCell(size + channels, hidden)
         self.from_state = nn.Linear(hidden, size)
         self.from_context = nn.Linear(channels, size, bias=False)
-        self.drop = Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout)
         self.read = nn.Linear(size, vocabulary)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
         nn.init.ones_(self.cell.bias_ih[hidden : 2 * hidden].detach())  # the forget gate starts open

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.layers import Block, Cache, Decoder, Dropout, Encoder, FeedForward, Heads, MultiHeadAttention, Sinusoidal
+from regard.checks import fraction
+from regard.layers import Block, Cache, Decoder, Encoder, FeedForward, Heads, MultiHeadAttention, Sinusoidal
 from regard.layers.cache import FixedTensors
 from regard.layers.feed_forward import Activation
 from regard.layers.watch import watch
@@ -92,7 +93,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, size)
         self.segment = nn.Embedding(types, size) if types else None
-        self.positions, self.norm, self.dropout, self.scale = positions, norm, Dropout(dropout), scale
+        self.positions, self.norm, self.scale = positions, norm, scale
+        self.dropout = nn.Dropout(fraction("dropout", dropout))
 
     @property
     def vocabulary(self) -> int:

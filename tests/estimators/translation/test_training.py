@@ -41,7 +41,7 @@ def network(model="bahdanau", **settings):
 def test_both_dropouts_reach_the_transformer():
     model = network(model="transformer", dropout=0.5, attention_dropout=0.25)
     assert {part.attend.dropout for part in model.modules() if isinstance(part, MultiHeadAttention)} == {0.25}
-    assert {part.dropout.dropout for part in model.modules() if isinstance(part, Block)} == {0.5}
+    assert {part.dropout.p for part in model.modules() if isinstance(part, Block)} == {0.5}
 
 
 @pytest.mark.parametrize("model", ["rnn", "bahdanau", "luong", "transformer"])

@@ -240,7 +240,7 @@ def test_settings_reach_the_training(monkeypatch, optimizer, kind):
     settings["optimizer"] = optimizer
     Writer(steps=9, validate_every=4, learning_rate=0.01, **SMALL | settings).fit(LINE * 20)
     assert (given["clip"], given["accumulate"], given["patience"], given["epochs"]) == (0.3, 2, 3, 3)
-    assert given["model"].decoder.blocks[0].dropout.dropout == 0.25
+    assert given["model"].decoder.blocks[0].dropout.p == 0.25
     assert type(given["optimizer"]) is kind
     *matrices, gains = given["optimizer"].param_groups
     assert gains["weight_decay"] == 0.0

@@ -173,7 +173,7 @@ def test_dropout_gradients_and_generator(tmp_path):
     model = load(str(tmp_path))
     assert torch.equal(generator, torch.get_rng_state())
     block = model.decoder.blocks[1]
-    result = block.attention.attend.dropout, block.dropout.dropout, model.embedding.dropout.dropout
+    result = block.attention.attend.dropout, block.dropout.p, model.embedding.dropout.p
     assert result == (0.11, 0.22, 0.33)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with (tmp_path / "model.safetensors").open("r+b") as file:  # the weights are copies, not views of the file

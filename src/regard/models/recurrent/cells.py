@@ -10,7 +10,6 @@ from torch.nn import functional
 from regard.checks import fraction, positive
 from regard.layers.cache import FixedTensors
 from regard.ops.attentive_rnn import State, cell_step, fusible, recurrence
-from regard.ops.hashed_dropout import dropped
 
 Cell = type[nn.GRU] | type[nn.LSTM]
 
@@ -110,7 +109,7 @@ def layers_step(rnn: nn.GRU | nn.LSTM, gates: Tensor, layers: list[State]) -> li
 
 def drop_between(rnn: nn.GRU | nn.LSTM, x: Tensor) -> Tensor:
     """The output of a layer as input of the next: in training with dropout at the module's rate."""
-    return dropped(x, rnn.dropout) if rnn.training else x
+    return functional.dropout(x, rnn.dropout, rnn.training)
 
 
 class Start(nn.Module):

@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.checks import positive
-from regard.layers import Dropout
 from regard.layers.cache import FixedTensors
 from regard.models.recurrent.cells import (
     DEFAULTS,
@@ -120,7 +119,7 @@ class Recurrent(SequenceToSequence):
         if config.tied:
             self.read.weight = self.target.token.weight
         self.encoder = RecurrentEncoder(config)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """The encoder's states `[batch, n, width]`."""
