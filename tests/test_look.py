@@ -38,6 +38,7 @@ def check_top(found, weight, top):
     assert all(row.unique().numel() == top for row in pairs.reshape(-1, top))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("score", [scores.scaled_dot, scores.Laplace(0.5)])
 def test_look_at_the_top_over_many_blocks(score, dtype):

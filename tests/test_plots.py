@@ -142,6 +142,7 @@ def test_error_curves_draw_medians_and_ranges():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "40"]
 
 
+@pytest.mark.slow
 def test_importing_plots_does_not_import_matplotlib_or_pandas():
     code = (
         "import sys, regard.plots, regard.data.tables; sys.exit('matplotlib' in sys.modules or 'pandas' in sys.modules)"
@@ -149,6 +150,7 @@ def test_importing_plots_does_not_import_matplotlib_or_pandas():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_example_draws_and_a_learned_bandwidth_helps(tmp_path, monkeypatch, capsys):
     out = tmp_path / "deep" / "curve.png"
     monkeypatch.setattr(sys, "argv", ["kernel_regression.py", str(out)])

@@ -109,6 +109,7 @@ def test_what_is_dropped_differs_between_rows_of_vmap():
     assert_close(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_compiled_layers_are_the_same_in_value_and_gradient(name):
     torch._dynamo.reset()
@@ -127,6 +128,7 @@ def test_layers_are_compiled_in_one_piece(name):
     assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
 
 
+@pytest.mark.slow
 def test_the_usual_block_is_compiled_in_one_piece_and_one_with_dropout_is_compiled_at_all():
     torch._dynamo.reset()
     x = torch.randn(BATCH, LENGTH, SIZE)

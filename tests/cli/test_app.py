@@ -4,11 +4,14 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
+
 import regard
 from regard.cli.fit import subjects
 from regard.plots import new_axes
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command_and_knows_its_version():
     asked = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
     assert asked.stdout == f"regard {regard.__version__}\n"

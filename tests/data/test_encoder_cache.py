@@ -231,6 +231,7 @@ def run_until_killed(images, folder, state):
     cached_grids(images, encoder, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_files")
 def test_a_killed_run_leaves_the_files_it_finished(tmp_path, encoder):
     images = photos(tmp_path, 8)

@@ -74,8 +74,14 @@ def scored(score_name):
     return Scored(score, tensors, numbers.view(*LEADING, QUERIES, KEYS).requires_grad_(), jacobian)
 
 
-@pytest.mark.parametrize("mask_name", MASKS)
-@pytest.mark.parametrize("score_name", SCORES)
+def pairs_of_cases():
+    """All scores with all masks; fast are all scores without a mask, and all masks with one score."""
+    for score_name, mask_name in itertools.product(SCORES, MASKS):
+        fast = mask_name == "none" or score_name == "scaled_dot"
+        yield pytest.param(score_name, mask_name, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("score_name", "mask_name"), list(pairs_of_cases()))
 def test_every_engine_and_weighing_agrees_with_the_definition(score_name, mask_name):
     slow, mask = scored(score_name), mask_case(mask_name)
     score, tensors, value = slow.score, slow.tensors, slow.tensors[2]
@@ -109,21 +115,19 @@ def test_every_engine_and_weighing_agrees_with_the_definition(score_name, mask_n
 @pytest.mark.parametrize(
     "score_name", ["scaled_dot", "bilinear", "gaussian-vector", "tanh", "closure", "tricube-vector"]
 )
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_engines_drop_the_same_weights_forward_and_backward(score_name, share):
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_engines_drop_the_same_weights_forward_and_backward(score_name, rate):
     first, second = dropout.row_hashes(
         drawn_seed(), torch.arange(math.prod(LEADING)).view(*LEADING, 1, 1), torch.arange(QUERIES).unsqueeze(-1)
     )
-    kept = dropout.keep_mask(share, first, second, torch.arange(KEYS))
-    assert share == 1 or 0.5 < kept.double().mean() < 0.9
+    kept = dropout.keep_mask(rate, first, second, torch.arange(KEYS))
+    assert rate == 1 or 0.5 < kept.double().mean() < 0.9
     score, mask, tensors = score_case(score_name), mask_case("both"), inputs()
-    wanted, _ = reference.attend(
-        *tensors, score.slow, mask=mask.slow, keep=kept * (0 if share == 1 else 1 / (1 - share))
-    )
+    wanted, _ = reference.attend(*tensors, score.slow, mask=mask.slow, keep=kept * (0 if rate == 1 else 1 / (1 - rate)))
     wanted_gradients = gradients([wanted], [*tensors, *score.parameters])
     for name in ("chosen", "dense", "stream", "stream-1", "stream-3", "stream-2x5"):
         torch.manual_seed(3)
-        mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, dropout=share, engine=ENGINES[name])
+        mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, dropout=rate, engine=ENGINES[name])
         assert_close(mean, wanted, msg=lambda m, name=name: f"{name}: {m}")
         assert_close(gradients([mean], [*tensors, *score.parameters]), wanted_gradients)
 
@@ -145,6 +149,7 @@ def test_dropout_keeps_the_mean_and_differs_from_row_to_row_and_call_to_call():
     assert torch.equal(one, regard.attend(query, key, value, dropout=0.25, score=scores.constant))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score_name", ["scaled_dot", "gaussian-matrix", "tanh", "closure", "epanechnikov-number"])
 def test_stream_passes_gradcheck(score_name):
     score = score_case(score_name)
@@ -159,6 +164,7 @@ def test_stream_passes_gradcheck(score_name):
     assert torch.autograd.gradcheck(parts, [*tensors, *score.parameters])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     leads=st.sampled_from(

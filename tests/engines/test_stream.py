@@ -301,6 +301,7 @@ print(key.grad.float().sum().item())
 """
 
 
+@pytest.mark.slow
 def test_bfloat16_is_summed_in_float32():
     """In a process of its own: oneDNN must be told not to use partial support of bfloat16."""
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}

@@ -312,6 +312,7 @@ def test_wrong_arguments_raise(call, error, message):
         call()
 
 
+@pytest.mark.slow
 def test_importing_regard_does_not_import_the_layers():
     program = "import sys, regard; assert 'regard.layers' not in sys.modules; regard.watch; regard.layers.Rotary"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -229,6 +229,7 @@ def estimates(decoder, grid, words, times, baseline):
     return torch.stack(found)
 
 
+@pytest.mark.slow
 def test_the_estimate_is_unbiased_and_the_baseline_lowers_its_variance():
     grid, words = case(1, 4, 4)  # 4 cells and 3 words: 64 possible draws
     decoder = make_hard(entropy=0.1, samples=100).train()
@@ -245,6 +246,7 @@ def test_the_estimate_is_unbiased_and_the_baseline_lowers_its_variance():
     assert variance[log_p] < 0.5 * variance[0.0]
 
 
+@pytest.mark.slow
 def test_without_the_gradient_of_the_draws_the_estimate_is_biased():
     grid, words = case(1, 4, 4)
     without = make_hard(reward=0.0, samples=25).train()

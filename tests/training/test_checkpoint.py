@@ -50,6 +50,7 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(tmp_path, ste
     assert unchanged == history
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_its_last_whole_checkpoint_and_no_lock(tmp_path):
     whole, _ = run()
     path = script(tmp_path, f"run(Checkpoint({str(tmp_path / 'run')!r}, every=1), pause=0.2)\n")

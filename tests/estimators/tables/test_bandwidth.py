@@ -73,6 +73,7 @@ def test_learning_concentrates_the_weights_and_lowers_the_error():
     assert peaks[2] > 1.5 * peaks[1] > 1.5 * peaks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
 def test_categories_agree_with_statsmodels(ordered):
     random = np.random.default_rng(0)

@@ -24,6 +24,7 @@ from regard import NadarayaWatson, NadarayaWatsonClassifier
 from regard.estimators.tables.bandwidth import GRID, RIDGES
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [
         NadarayaWatson(),

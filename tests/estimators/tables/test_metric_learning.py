@@ -68,6 +68,7 @@ def test_an_irrelevant_feature_gets_a_wide_bandwidth(order):
     assert bandwidth[2] > 5 * bandwidth[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_matrix_beats_a_vector_beats_a_number_on_rotated_axes(order):
     points = table(500, 3)
@@ -94,6 +95,7 @@ def test_the_kernels_take_the_bandwidth():
         assert_close(model.log_stretch.exp().detach(), 1 / (2 * start))
 
 
+@pytest.mark.slow
 def test_the_error_is_that_of_new_rows():
     points = table(900, 2)
     y = wave_across(points) + 0.1 * torch.randn(900, 1, dtype=torch.float64)
@@ -104,6 +106,7 @@ def test_the_error_is_that_of_new_rows():
     assert 0.7 < learned.error / error < 1.4
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits():
     points = table(200, 2)
     first, second, other = (learn(points, wave_across(points), seed=seed) for seed in (3, 3, 4))
@@ -182,6 +185,7 @@ def test_with_many_rows_keys_are_drawn_and_the_last_stage_uses_all(monkeypatch):
     assert learned.error < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS.values())
 @pytest.mark.parametrize("order", [0, 1])
 def test_every_kernel_learns(kernel, order):
@@ -192,6 +196,7 @@ def test_every_kernel_learns(kernel, order):
     assert learned.error < 0.7 * start.error
 
 
+@pytest.mark.slow
 def test_a_bad_start_does_not_matter():
     points = table(300, 2)
     errors = [learn(points, wave_across(points), start=start).error for start in (0.02, 0.3, 5.0)]
@@ -222,6 +227,7 @@ def test_rows_of_weight_0_are_ignored():
     assert first.tolist() == model.fit(points[:100], y[:100]).bandwidth_.tolist()
 
 
+@pytest.mark.slow
 def test_a_constant_y_and_a_constant_feature_are_allowed():
     points = table(80, 2)
     points[:, 1] = 4.0

@@ -70,6 +70,7 @@ def test_a_saved_translator_is_the_same(translator, tmp_path):
     np.testing.assert_array_equal(loaded.evidence(sources[0]).weight, translator.evidence(sources[0]).weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["rnn", "bahdanau", "luong", "transformer"])
 def test_every_model_learns_is_saved_and_depends_on_its_seed_alone(model, tiny, tmp_path):
     pairs = dates(60)
@@ -87,6 +88,7 @@ def test_every_model_learns_is_saved_and_depends_on_its_seed_alone(model, tiny, 
         assert first.evidence("4 July 1976", "1976").weight.shape == (5, 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -109,6 +111,7 @@ def test_the_settings_of_luongs_model_reach_it(settings, tiny):
         assert not weight[np.abs(np.arange(11)[None, :] - target) > 2].any()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_weights(tmp_path, monkeypatch):
     class StopError(Exception):
         pass
@@ -172,6 +175,7 @@ def test_smoothing_reaches_the_loss(tiny):
     assert smooth.history_.loss[0] != tiny("rnn").history_.loss[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "counted"), [(["19760704"] * 40, "char"), (["a b c d"] * 40, "13a"), (["一二三。"] * 40, "char")]
 )

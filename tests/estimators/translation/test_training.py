@@ -57,6 +57,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_target_tokens(model):
         assert_close(mean_loss(made, batch, smoothing), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_sentences_in_batches_get_the_same_tokens_as_alone(size, monkeypatch):
     monkeypatch.setattr(training, "SEARCHED_TOKENS", 100)

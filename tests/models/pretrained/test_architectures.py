@@ -157,6 +157,7 @@ def test_shards_load_like_one_file(tmp_path):
     assert_close(load(tmp_path)(tokens), theirs(tokens).logits, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_another_precision_are_used_in_float32(dtype, tmp_path):
     theirs = gpt2()
