@@ -12,10 +12,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from regard.data.images import (
-    LeftOut,
     as_images,
     caption_batches,
-    describe_skipped,
+    describe_left_out,
     encode_captions,
     match_captions,
     read_captions,
@@ -307,18 +306,22 @@ def test_captions_are_grouped_by_image(tmp_path, folder, name):
     table = read_captions(write_table(tmp_path, TABLES[name], name), str(folder))
     assert table.images == [folder / "b.PNG", folder / "a.jpg", folder / "more/c.jpg"]
     assert table.captions == [['A dog , "Rex" .', "Two dogs"], ["A cat ."], ["A tree"]]
-    assert table.left_out == LeftOut(0, [], [], [])
-    assert str(table.left_out) == ""
+    assert not any(table.left_out.values())
+    assert describe_left_out(table.left_out) == ""
 
 
 def test_images_without_captions_and_captions_without_images_are_listed(tmp_path, folder):
     path = write_table(tmp_path, "a.jpg\tA cat\nz.jpg\tone\nz.jpg\ttwo\ny.jpg\tthree\nb.PNG\t \nb.PNG\t\nx.jpg\t\n")
     images, captions, left_out = read_captions(path, folder)
     assert (images, captions) == ([folder / "a.jpg"], [["A cat"]])
-    assert left_out == (3, ["z.jpg", "y.jpg"], ["b.PNG", "more/c.jpg"], [5, 6, 7])
-    assert str(left_out) == (
+    assert list(left_out.values()) == [
+        ["z.jpg", "z.jpg", "y.jpg"],
+        ["b.PNG", "more/c.jpg"],
+        ["line 5", "line 6", "line 7"],
+    ]
+    assert describe_left_out(left_out) == (
         "3 captions without their image ('z.jpg', 'y.jpg'), 2 images without a caption ('b.PNG', 'more/c.jpg'), "
-        "3 empty captions (the first in line 5)"
+        "3 empty captions ('line 5', 'line 6', 'line 7')"
     )
 
 
@@ -372,21 +375,12 @@ def test_every_caption_is_in_one_batch_with_captions_of_similar_length():
 
 def test_an_image_has_one_or_several_captions_or_is_skipped():
     names = ["a", "b", "c", "d", "e"]
-    indices, captions, skipped = match_captions(
+    indices, captions, without, blank = match_captions(
         names, ["one ", ["two", " ", "three", float("nan")], [], None, float("nan")]
     )
     assert indices == [0, 1]
     assert captions == [["one"], ["two", "three"]]
-    assert skipped == {"images": [2, 3, 4], "blank": 2}
-    assert describe_skipped(skipped, names) == (
-        "3 of 5 images without a caption ('c', 'd', 'e'), 2 blank captions of images with others"
-    )
-    assert (
-        describe_skipped({"images": [], "long": 3, "empty": 1, "unscored": 2}, [])
-        == "2 validation images whose captions have no word, 3 captions that are too long,"
-        " 1 captions without a word"
-    )
-    assert describe_skipped({"images": []}, []) == ""
+    assert (without, blank) == ([2, 3, 4], 2)
 
 
 def test_wrong_types_and_lengths_raise():

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from regard import saving
 from regard.training import ProcessGroup, Recipe, train
-from regard.training.distributed import every_nth_row, rows
+from regard.training.distributed import rows
 
 # Each case writes what its process has to CASE-RANK.safetensors.
 CASES = """
@@ -167,12 +167,14 @@ def test_accumulated_batches_are_one_large_batch():
 
 def test_shards_have_every_row_once():
     batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2), [torch.arange(7)])}
-    shards = [every_nth_row(batch, rank, 3) for rank in range(3)]
+    shards = [ProcessGroup(rank, 3).shard(batch) for rank in range(3)]
     assert sorted(torch.cat([shard["x"] for shard in shards]).tolist()) == list(range(7))
     assert rows(shards[1]) == 2
     assert (shards[1]["y"][0] == torch.tensor([[2, 3], [8, 9]])).all()
-    with pytest.raises(TypeError, match="batches made of tensors, got str"):
-        every_nth_row(("a",), 0, 2)
+    with pytest.raises(TypeError, match=r"batch must be made of tensors, .* got str"):
+        ProcessGroup(0, 2).shard(("a",))
+    with pytest.raises(ValueError, match=r"must have its 7 rows first, got shape \[3\]"):
+        ProcessGroup(0, 2).shard((torch.arange(7), torch.arange(3)))
     assert ProcessGroup().shard("anything") == "anything"
 
 

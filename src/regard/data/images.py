@@ -12,11 +12,11 @@ channels.
 import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -146,29 +146,12 @@ def as_uint8(array: NDArray[Any]) -> _Pixels:
     )
 
 
-class LeftOut(NamedTuple):
-    """The parts of a table and a folder that cannot be used."""
-
-    captions: int  # the number of captions without an image
-    missing: list[str]  # the images that they name
-    images: list[str]  # images in the folder without a caption
-    blank: list[int]  # lines with an empty caption
-
-    def __str__(self) -> str:
-        parts = (
-            (self.missing, f"{self.captions} captions without their image ({quote_names(self.missing, _LISTED)})"),
-            (self.images, f"{len(self.images)} images without a caption ({quote_names(self.images, _LISTED)})"),
-            (self.blank, f"{len(self.blank)} empty captions (the first in line {self.blank[0]})" if self.blank else ""),
-        )
-        return ", ".join(text for part, text in parts if part)
-
-
 class _CaptionTable(NamedTuple):
     """Images, each with one or more captions, in the order of the table."""
 
     images: list[Path]
     captions: list[list[str]]
-    left_out: LeftOut
+    left_out: dict[str, list[str]]  # names of what cannot be used, by its kind
 
 
 def read_captions(path: str | Path, folder: str | Path) -> _CaptionTable:
@@ -177,7 +160,7 @@ def read_captions(path: str | Path, folder: str | Path) -> _CaptionTable:
     The columns are image and caption, in this order, or as a header names them. Several lines may name one image.
     Between tabs a caption is taken as it is; between commas, one with a comma or a quotation mark must be quoted. A
     `#0` after the name of an image is the number of its caption, and is dropped. Names of images are relative to
-    `folder`. `left_out` has images without captions, and captions without images.
+    `folder`. `left_out` has images without captions, captions without images, and empty captions.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -186,8 +169,8 @@ def read_captions(path: str | Path, folder: str | Path) -> _CaptionTable:
     ...     path = Path(folder, "captions.tsv")
     ...     _ = path.write_text("dog.jpg\\ta dog\\ndog.jpg\\tit runs\\ngone.jpg\\ta cat\\n")
     ...     table = read_captions(path, folder)
-    >>> table.captions, table.left_out.missing
-    ([['a dog', 'it runs']], ['gone.jpg'])
+    >>> table.captions, describe_left_out(table.left_out)
+    ([['a dog', 'it runs']], "1 captions without their image ('gone.jpg')")
     """
     path, folder = Path(path), Path(folder)
     if not folder.is_dir():
@@ -199,15 +182,17 @@ def read_captions(path: str | Path, folder: str | Path) -> _CaptionTable:
         if caption.strip():
             captions.append(caption.strip())
         else:
-            blank.append(line)
-    missing = [name for name, captions in by_image.items() if captions and not (folder / name).is_file()]
-    used = {name: captions for name, captions in by_image.items() if captions and name not in set(missing)}
+            blank.append(f"line {line}")
+    used = {name: captions for name, captions in by_image.items() if captions and (folder / name).is_file()}
     files = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES)
     named = {Path(name) for name in used}
-    without = [str(file) for file in files if file not in named]
-    left_out = LeftOut(sum(len(by_image[name]) for name in missing), missing, without, blank)
+    left_out = {
+        "captions without their image": [name for name in by_image if name not in used for _ in by_image[name]],
+        "images without a caption": [str(file) for file in files if file not in named],
+        "empty captions": blank,
+    }
     if not used:
-        raise ValueError(f"no image in {folder} has a caption in {path}: {left_out}")
+        raise ValueError(f"no image in {folder} has a caption in {path}: {describe_left_out(left_out)}")
     return _CaptionTable([folder / name for name in used], list(used.values()), left_out)
 
 
@@ -251,22 +236,25 @@ def as_images(images: Sequence[ImageSource]) -> Sequence[ImageSource]:
     return images if shape is not None and len(shape) == 4 else list(images)
 
 
-class SkippedCaptions(TypedDict, total=False):
-    """What a captioner did not learn from. The names are part of the format of saved models."""
+def describe_left_out(left_out: Mapping[str, int | Sequence[str]]) -> str:
+    """The number of each kind that was not used, with the first of their names if they have names.
 
-    images: list[int]  # the indices of images without a caption
-    blank: int  # captions, and so on
-    unscored: int  # validation images whose captions have no word
-    long: int
-    empty: int
+    >>> describe_left_out({"images without a caption": ["a.jpg", "b.jpg"], "long captions": 3, "empty captions": 0})
+    "2 images without a caption ('a.jpg', 'b.jpg'), 3 long captions"
+    """
+    counts = {kind: some if isinstance(some, int) else len(some) for kind, some in left_out.items()}
+    names = {kind: some for kind, some in left_out.items() if not isinstance(some, int)}
+    lists = {kind: f" ({quote_names(dict.fromkeys(some), _LISTED)})" for kind, some in names.items()}
+    return ", ".join(f"{count} {kind}{lists.get(kind, '')}" for kind, count in counts.items() if count)
 
 
 def match_captions(
     images: Sequence[ImageSource], captions: Sequence[str | Sequence[str | None] | None]
-) -> tuple[list[int], list[list[str]], SkippedCaptions]:
-    """The indices of images that have captions, the captions of each, and what is skipped.
+) -> tuple[list[int], list[list[str]], list[int], int]:
+    """The indices of images that have captions, and the captions of each; the other indices, and blank captions.
 
-    captions   for each image a text, or several; None, NaN and blank texts are skipped
+    captions   for each image a text, or several; None, NaN and blank texts are skipped, and those of the images that
+               are used counted
     """
     if isinstance(captions, str) or not hasattr(captions, "__len__"):
         raise TypeError("captions must be a list: for each image a text, or a list of texts")
@@ -274,7 +262,8 @@ def match_captions(
         raise ValueError(f"images and captions must have the same length, got {len(images)} and {len(captions)}")
     indices: list[int] = []
     matched: list[list[str]] = []
-    skipped: SkippedCaptions = {"images": [], "blank": 0}
+    without: list[int] = []
+    blank = 0
     for index, given in enumerate(captions):
         several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
         wrong = next((one for one in several if not isinstance(one, str) and not is_missing(one)), None)
@@ -282,23 +271,23 @@ def match_captions(
             raise TypeError(f"captions must be texts, got {wrong!r} for image {index}")
         texts = [one.strip() for one in several if isinstance(one, str) and one.strip()]
         if texts:
-            skipped["blank"] += len(several) - len(texts)
+            blank += len(several) - len(texts)
             indices.append(index)
             matched.append(texts)
         else:
-            skipped["images"].append(index)
+            without.append(index)
     if not indices:
         raise ValueError(f"at least one image must have a caption, got {len(images)} images without captions")
-    return indices, matched, skipped
+    return indices, matched, without, blank
 
 
 def encode_captions(
     tokenizer: "Tokenizer", captions: Sequence[list[str]], longest: int
-) -> tuple[list[int], list[list[int]], SkippedCaptions]:
+) -> tuple[list[int], list[list[int]], dict[str, int]]:
     """The image and the tokens of each caption that is neither too long nor empty, and the numbers of those."""
     images = [index for index, several in enumerate(captions) for _ in several]
     tokens = [one.ids for one in tokenizer.encode_batch_fast([one for several in captions for one in several])]
-    skipped = SkippedCaptions(long=sum(len(ids) > longest for ids in tokens), empty=sum(not ids for ids in tokens))
+    skipped = {"long": sum(len(ids) > longest for ids in tokens), "empty": sum(not ids for ids in tokens)}
     used = [number for number, ids in enumerate(tokens) if 0 < len(ids) <= longest]
     if not used:
         raise ValueError(
@@ -306,21 +295,6 @@ def encode_captions(
             f" words, and {skipped['empty']} have none"
         )
     return [images[number] for number in used], [tokens[number] for number in used], skipped
-
-
-def describe_skipped(skipped: SkippedCaptions, images: Sequence[ImageSource]) -> str:
-    """What was not used, in words; empty if all was used."""
-    parts = []
-    if skipped["images"]:
-        names = [str(index) if hasattr(images[index], "shape") else str(images[index]) for index in skipped["images"]]
-        parts.append(f"{len(names)} of {len(images)} images without a caption ({quote_names(names, _LISTED)})")
-    counts = (
-        (skipped.get("blank"), "blank captions of images with others"),
-        (skipped.get("unscored"), "validation images whose captions have no word"),
-        (skipped.get("long"), "captions that are too long"),
-        (skipped.get("empty"), "captions without a word"),
-    )
-    return ", ".join([*parts, *(f"{count} {text}" for count, text in counts if count)])
 
 
 class CaptionBatch(NamedTuple):

@@ -91,8 +91,8 @@ def _select_any(state: object, rows: Tensor, of: int | None) -> object:
             )  # frozen ones too
         return replica
     raise TypeError(
-        "a state must be made of tensors, numbers, None, and objects with a method select(rows), in tuples, lists,"
-        f" dicts and dataclasses, got {type(state).__name__}"
+        "a state or batch must be made of tensors, numbers, None, and objects with a method select(rows), in tuples,"
+        f" lists, dicts and dataclasses, got {type(state).__name__}"
     )
 
 
@@ -102,10 +102,10 @@ def _tensor_rows(tensor: Tensor, rows: Tensor, of: int | None) -> Tensor:
         return tensor
     if of is not None and len(tensor) != of:
         raise ValueError(
-            f"tensors of a state must have its {of} rows first, got shape {list(tensor.shape)};"
+            f"tensors of a state or batch must have its {of} rows first, got shape {list(tensor.shape)};"
             " an nn.LSTM's or nn.GRU's state has its layers first: transpose it"
         )
-    return tensor.index_select(0, rows)
+    return tensor.index_select(0, rows.to(tensor.device))
 
 
 def forbid(step: Step[State], tokens: Iterable[int]) -> Step[State]:

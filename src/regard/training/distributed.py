@@ -7,7 +7,7 @@ train the same model as one. They communicate by torch.distributed.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,7 +50,12 @@ class ProcessGroup:
 
     def shard(self, batch: Batch) -> Batch:
         """This process's rows of a batch: of every tensor in it, along the first dimension."""
-        return batch if self.size == 1 else every_nth_row(batch, self.rank, self.size)
+        if self.size == 1:
+            return batch
+        from regard.decoding.step import select  # it loads the layers, which most trainings of others do not need
+
+        count = rows(batch)
+        return select(batch, torch.arange(self.rank, count, self.size), of=count)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes."""
@@ -95,21 +100,6 @@ class ProcessGroup:
         total = self.sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))  # [numbers in all]
         for parameter, part in zip(parameters, torch.split(total, [p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
-
-
-def every_nth_row(batch: Any, first: int, step: int) -> Any:
-    """Rows `first`, `first + step`, … of all tensors in nested tuples, lists, dictionaries and dataclasses."""
-    if isinstance(batch, Tensor):
-        return batch[first::step]
-    if isinstance(batch, dict):
-        return {name: every_nth_row(part, first, step) for name, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(every_nth_row(part, first, step) for part in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(every_nth_row(part, first, step) for part in batch)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{f.name: every_nth_row(getattr(batch, f.name), first, step) for f in fields(batch)})
-    raise TypeError(f"training with several processes needs batches made of tensors, got {type(batch).__name__}")
 
 
 def rows(batch: object) -> int:

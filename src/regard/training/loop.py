@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from regard.checks import optional_import
 from regard.progress import ProgressBar
 from regard.torch_modes import restored_modes
 from regard.training.checkpoint import Checkpoint, RunState, read_checkpoint, run_lock, write_checkpoint
@@ -98,10 +99,8 @@ class Monitor:
         if self.tensorboard is None:
             yield lambda name, value, step: None
             return
-        try:
+        with optional_import("a TensorBoard folder needs the package tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ModuleNotFoundError("writing a TensorBoard folder needs: pip install tensorboard") from None
         with SummaryWriter(str(self.tensorboard)) as writer:
             yield writer.add_scalar
 

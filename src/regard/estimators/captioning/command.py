@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from regard.data.images import SUFFIXES, read_captions, read_image
+from regard.data.images import SUFFIXES, describe_left_out, read_captions, read_image
 from regard.estimators.settings import setting, with_settings
 from regard.estimators.subject import (
     Fitted,
@@ -57,7 +57,7 @@ class Captioning(TrainedSubject[CaptionFile, list[Path]]):
             settings = settings | {"cache": grid_folder(out)}
         table = read_captions(data.file, data.images)
         captioner = self.train(data, settings, out, table.images, table.captions)
-        left_out = [f"left out: {table.left_out}"] if str(table.left_out) else []
+        left_out = [f"left out: {kinds}"] if (kinds := describe_left_out(table.left_out)) else []
         counts = f"{len(table.images):,} images with {sum(map(len, table.captions)):,} captions"
         tokens = f"{captioner.tokenizer_.get_vocab_size():,} {captioner.tokens}"
         bleu = describe_bleu(captioner.history_)

@@ -146,7 +146,7 @@ class Captioner(TrainedEstimator):
             run = self._start_run(monitor, checkpoint, resume, seed=seed, data=run_fingerprint(data, encoder))
             with open_grids(encoder, data.images, self.cache, mirror=self.mirror, progress=self.verbose) as grids:
                 self.history_ = self._train(data, grids, encoder, decoder, seed, run)
-        self.tokenizer_, self.left_out_ = data.tokenizer, data.skipped
+        self.tokenizer_, self.left_out_ = data.tokenizer, data.left_out
         self.encoder_, self.decoder_ = encoder.eval().requires_grad_(False), decoder.eval().requires_grad_(False)
         return self
 
@@ -236,7 +236,7 @@ class Captioner(TrainedEstimator):
     def scores(self, images: Sequence[ImageSource], captions: Captions, beam: int = 5) -> dict[str, float]:
         """BLEU-1 to BLEU-4 and CIDEr-D, by name, of the model's captions: see `caption_scores`."""
         images = as_images(images)
-        indices, references, _ = match_captions(images, captions)
+        indices, references, *_ = match_captions(images, captions)
         for index, several in zip(indices, references, strict=True):
             if not has_words(several):
                 raise ValueError(f"captions of image {index} must have a word to be scored, got {several}")

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from regard.data.encoder_cache import cached_grids, fingerprint, image_hash
 from regard.data.images import (
     ImageSource,
-    SkippedCaptions,
     as_images,
-    describe_skipped,
+    describe_left_out,
     encode_captions,
     match_captions,
     read_images,
@@ -186,7 +185,7 @@ class TrainingData(NamedTuple):
     tokenizer: "Tokenizer"
     caption_images: list[int]  # the index in `training` of the image of each caption
     tokens: list[list[int]]  # of each caption
-    skipped: SkippedCaptions
+    left_out: dict[str, int | list[int]]  # see `prepare_data`
 
     @property
     def images(self) -> list[ImageSource]:
@@ -211,32 +210,47 @@ def prepare_data(
 ) -> TrainingData:
     """The data to train and validate with; a warning says what is left out.
 
+    The names of what is left out are part of the format of saved models: "images" are the indices of images without a
+    caption, the others are numbers of captions.
+
     validation   images and captions to validate with; None: a random `validation_fraction` of the images
     """
     images = as_images(images)
-    training, skipped = _examples(images, captions)
+    training, without, blank = _examples(images, captions)
     if validation is None:
         indices, held_out = split_held_out(len(training), validation_fraction, seed, "images")
         training, validating = [training[index] for index in indices], [training[index] for index in held_out]
     else:
-        validating, _ = _examples(as_images(validation[0]), validation[1])
+        validating, *_ = _examples(as_images(validation[0]), validation[1])
     scorable = [example for example in validating if has_words(example.captions)]
     if not scorable:
         raise ValueError(
             f"at least one image to validate with must have a caption with a word, got none in {len(validating)} images"
         )
     tokenizer = make_tokenizer(_all_captions(training))
-    caption_images, tokens, unused = encode_captions(tokenizer, [example.captions for example in training], longest)
-    skipped = skipped | unused | {"unscored": len(validating) - len(scorable)}
-    left_out = describe_skipped(skipped, images)
-    if left_out:
-        warnings.warn(f"left out: {left_out}", stacklevel=3)
-    return TrainingData(training, scorable[:_VALIDATION_IMAGES], tokenizer, caption_images, tokens, skipped)
+    caption_images, tokens, skipped = encode_captions(tokenizer, [example.captions for example in training], longest)
+    unscored = len(validating) - len(scorable)
+    described = describe_left_out(
+        {
+            f"of {len(images)} images without a caption": [
+                str(index) if hasattr(images[index], "shape") else str(images[index]) for index in without
+            ],
+            "blank captions of images with others": blank,
+            "validation images whose captions have no word": unscored,
+            "captions that are too long": skipped["long"],
+            "captions without a word": skipped["empty"],
+        }
+    )
+    if described:
+        warnings.warn(f"left out: {described}", stacklevel=3)
+    left_out: dict[str, int | list[int]] = {"images": without, "blank": blank, "unscored": unscored, **skipped}
+    return TrainingData(training, scorable[:_VALIDATION_IMAGES], tokenizer, caption_images, tokens, left_out)
 
 
-def _examples(images: Sequence[ImageSource], captions: Captions) -> tuple[list[Example], SkippedCaptions]:
-    indices, matched, skipped = match_captions(images, captions)
-    return [Example(images[index], several) for index, several in zip(indices, matched, strict=True)], skipped
+def _examples(images: Sequence[ImageSource], captions: Captions) -> tuple[list[Example], list[int], int]:
+    indices, matched, without, blank = match_captions(images, captions)
+    examples = [Example(images[index], several) for index, several in zip(indices, matched, strict=True)]
+    return examples, without, blank
 
 
 def _all_captions(several: Sequence[Example]) -> list[str]:

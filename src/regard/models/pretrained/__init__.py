@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from regard.checks import optional_import
 from regard.models.language import LanguageModel
 from regard.models.pretrained import llama2c
 from regard.models.pretrained.architectures import ARCHITECTURES
-from regard.models.pretrained.folder import Settings, import_tokenizers, open_weights
+from regard.models.pretrained.folder import Settings, open_weights
 from regard.models.transformer import TextEncoder
 
 __all__ = ["Tokenizer", "load", "tokenizer"]
@@ -83,9 +84,10 @@ class JsonTokenizer:
     """A `tokenizer.json`, read by the package `tokenizers`. Texts are neither truncated nor padded."""
 
     def __init__(self, path: str | Path) -> None:
-        package = import_tokenizers(path)
+        with optional_import(f"{path} needs the package tokenizers"):
+            import tokenizers
         try:
-            self.inner = package.Tokenizer.from_file(str(path))
+            self.inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
         self.inner.no_padding()

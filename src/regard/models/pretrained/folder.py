@@ -11,13 +11,11 @@ Nothing is ever unpickled.
 """
 
 import contextlib
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -198,11 +196,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     return values
-
-
-def import_tokenizers(path: str | Path) -> ModuleType:
-    """The package `tokenizers`, which this file needs."""
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError:
-        raise ImportError(f"{path} needs the package tokenizers: pip install 'regard[all]'") from None

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.checks import optional_import
 from regard.models.language import LanguageModel
 from regard.models.pretrained.architectures import ARCHITECTURES
-from regard.models.pretrained.folder import Settings, Weights, import_tokenizers
+from regard.models.pretrained.folder import Settings, Weights
 from regard.models.transformer import TextEncoder
 
 _NAMES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
@@ -149,8 +150,9 @@ class BinTokenizer:
             for middle in range(1, len(text))
             if text[:middle] in scores and text[middle:] in scores
         ]
-        package = import_tokenizers(path)
-        self.inner = package.Tokenizer(package.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<0x00>"))
+        with optional_import(f"{path} needs the package tokenizers"):
+            from tokenizers import Tokenizer, models
+        self.inner = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<0x00>"))
 
     def encode(self, text: str) -> list[int]:
         text = text.encode("utf-8", errors="replace").decode()
