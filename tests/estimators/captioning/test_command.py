@@ -15,7 +15,7 @@ from regard.plots import new_axes
 
 FIT = (
     "fit", "captioner", "captions.tsv", "--images", "photos", "--out", "model", "--size", 8, "--hidden", 16,
-    "--score-size", 8, "--epochs", 4, "--least", 1, "--batch-size", 16, "--image-size", 32, "--learning-rate", 0.03,
+    "--score-size", 8, "--epochs", 10, "--least", 1, "--batch-size", 16, "--image-size", 32, "--learning-rate", 0.03,
     "--warm", 1, "--longest", 13, "--dropout", 0,
 )  # fmt: skip
 FIRST, SECOND = "photos/03.png", "photos/07.png"
