@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.checks import positive
 from regard.decoding.sampling import greedy, largest
@@ -73,7 +74,7 @@ def beam(
         rows = search.extend(log_probs)
         if len(rows) and not torch.equal(rows, torch.arange(len(log_probs), device=rows.device)):
             state = select(state, rows, of=len(log_probs))
-    return search.hypotheses()
+    return [search.results[sentence] for sentence in range(len(start))]
 
 
 class Batch(NamedTuple, Generic[State]):
@@ -132,63 +133,42 @@ class _Ranking(NamedTuple):
     log_probability: Tensor
     finished: Tensor
     length: Tensor  # number of tokens, without the end
-    node: Tensor  # of the last token
+    tokens: Tensor  # [sentences, keep, longest], of which the first `length` count
 
     def merge(self, new: "_Ranking", *, append: bool = False) -> "_Ranking":
         """The best of both, of equal ones the earlier; with `append` the new ones follow all that are here."""
-        both = _Ranking(*(torch.cat(pair, dim=1) for pair in zip(self, new, strict=True)))
+        older = self._replace(tokens=pad(self.tokens, (0, new.tokens.shape[2] - self.tokens.shape[2])))
+        both = _Ranking(*(torch.cat(pair, dim=1) for pair in zip(older, new, strict=True)))
         key = (both.score > -math.inf).byte() if append else both.score
         order = key.argsort(dim=1, descending=True, stable=True)[:, : self.score.shape[1]]
-        return _Ranking(*(part.gather(1, order) for part in both))
+        return _Ranking(*(part.gather(1, order) for part in both[:-1]), _take(both.tokens, order))
+
+
+def _take(tokens: Tensor, index: Tensor) -> Tensor:
+    """The tokens of some hypotheses of each sentence: `[sentences, all, length]` → `[sentences, some, length]`."""
+    return torch.take_along_dim(tokens, index[:, :, None], dim=1)
 
 
 def _empty_ranking(start: Tensor, keep: int) -> _Ranking:
     """No hypothesis yet, for each sentence of `start`."""
     none = torch.full((len(start), keep), -math.inf, dtype=torch.float64, device=start.device)
     zero = torch.zeros_like(none, dtype=torch.long)
-    return _Ranking(score=none, log_probability=none.clone(), finished=zero.bool(), length=zero, node=zero.clone())
-
-
-class _Tree:
-    """The tokens of all hypotheses: each node is a token with the index of the node before it."""
-
-    def __init__(self) -> None:
-        self.tokens: list[Tensor] = []
-        self.parents: list[Tensor] = []
-        self.size = 0
-
-    def add(self, token: Tensor, parent: Tensor) -> Tensor:
-        """The new nodes of these tokens, in the tokens' shape."""
-        first, self.size = self.size, self.size + token.numel()
-        self.tokens.append(token.flatten())
-        self.parents.append(parent.flatten())
-        return torch.arange(first, self.size, device=token.device).view(token.shape)
-
-    def paths(self, node: Tensor, length: Tensor) -> list[list[int]]:
-        """The last `length` tokens up to each node, `[hypotheses]` both."""
-        if not self.size:
-            return []
-        tokens, parents = torch.cat(self.tokens), torch.cat(self.parents)
-        columns: list[Tensor] = []
-        for _ in range(int(length.max())):  # all paths together, backwards; shorter ones run past their first token
-            columns.append(tokens[node])
-            node = parents[node]
-        backwards = torch.stack(columns, dim=1).tolist() if columns else [[] for _ in node]
-        return [row[:n][::-1] for row, n in zip(backwards, length.tolist(), strict=True)]
+    return _Ranking(none, none, finished=zero.bool(), length=zero, tokens=zero.new_zeros(len(start), keep, 0))
 
 
 class _Search:
     """The state of the search over all unfinished sentences.
 
-    Tensors are `[sentences]` or `[sentences, width]`; the width is 1 at first, then the beam's size.
+    Tensors are `[sentences]` or `[sentences, width, …]`; the width is 1 at first, then the beam's size.
     """
 
     def __init__(self, start: Tensor, limit: Tensor, end: int, size: int, penalty: float, keep: int) -> None:
         self.end, self.size, self.number = end, size, 0
         self.sentence, self.limit = torch.arange(len(start), device=start.device), limit
-        self.token, self.node = start[:, None], torch.zeros_like(start, dtype=torch.long)[:, None]
+        self.token = start[:, None]  # the last one
+        self.tokens = torch.empty(len(start), 1, 0, dtype=torch.long, device=start.device)  # after the start
         self.log_probability = torch.zeros(len(start), 1, device=start.device)  # of the open ones, highest first
-        self.best, self.result, self.tree = _empty_ranking(start, keep), _empty_ranking(start, keep), _Tree()
+        self.best, self.results = _empty_ranking(start, keep), dict[int, list[Hypothesis]]()
         lengths = torch.arange(max(limit.tolist(), default=0) + 1, dtype=torch.float64, device=start.device)
         self.scale = ((5 + lengths) / 6) ** penalty  # penalty(n) for n = 0, …, longest
         if not self.scale.isfinite().all():
@@ -203,15 +183,15 @@ class _Search:
         value, index = largest(total.flatten(1), self.size + width)  # [sentences, size + width] both
         check_log_probs(value[:, 0] - self.log_probability[:, 0], self.sentence, self.number)
         parent, token = index // vocabulary, index % vocabulary
-        node, ends = self.node.gather(1, parent), token == self.end
+        tokens, ends = _take(self.tokens, parent), token == self.end
         if ends[:, : self.size].any():
             log_probability = value.masked_fill(~ends, -math.inf)[:, : self.size]
-            self.best = self.best.merge(self.ranking(log_probability, node[:, : self.size], finished=True))
+            self.best = self.best.merge(self.ranking(log_probability, tokens[:, : self.size], finished=True))
 
         order = ends.byte().argsort(dim=1, stable=True)[:, : self.size]  # the open ones, likeliest first
         self.log_probability = value.masked_fill(ends, -math.inf).gather(1, order)
         self.token = token.gather(1, order)
-        self.node = self.tree.add(self.token, node.gather(1, order))
+        self.tokens = torch.cat([_take(tokens, order), self.token[:, :, None]], dim=2)  # [sentences, width, number]
         rows = parent.gather(1, order) + width * torch.arange(sentences, device=parent.device)[:, None]
         return self.remove_complete(rows).flatten()
 
@@ -224,34 +204,34 @@ class _Search:
         cut_off = self.limit == self.number
         if cut_off.any():
             log_probability = self.log_probability.masked_fill(~cut_off[:, None], -math.inf)
-            self.best = self.best.merge(self.ranking(log_probability, self.node, finished=False), append=True)
+            self.best = self.best.merge(self.ranking(log_probability, self.tokens, finished=False), append=True)
             done |= cut_off
         if not done.any():
             return rows
         check_possible(self.best.score[done, 0], self.sentence[done], self.number)
-        for result, best in zip(self.result, self.best, strict=True):
-            result[self.sentence[done]] = best[done]
-        searched = (self.sentence, self.limit, self.token, self.node, self.log_probability, self.best, rows)
+        self.add_results(done)
+        searched = (self.sentence, self.limit, self.token, self.tokens, self.log_probability, self.best, rows)
         searched = select(searched, (~done).nonzero().squeeze(1))
-        self.sentence, self.limit, self.token, self.node, self.log_probability, self.best, rows = searched
+        self.sentence, self.limit, self.token, self.tokens, self.log_probability, self.best, rows = searched
         return rows
 
-    def ranking(self, log_probability: Tensor, node: Tensor, *, finished: bool) -> _Ranking:
+    def ranking(self, log_probability: Tensor, tokens: Tensor, *, finished: bool) -> _Ranking:
         """Hypotheses that end at this step, `[sentences, some]`; a log probability of -inf: none."""
         log_probability = log_probability.double()
         return _Ranking(
             score=log_probability / self.scale[self.number],
             log_probability=log_probability,
-            finished=torch.full_like(node, finished, dtype=torch.bool),
-            length=torch.full_like(node, self.number - finished),
-            node=node,
+            finished=torch.full_like(log_probability, finished, dtype=torch.bool),
+            length=torch.full_like(log_probability, tokens.shape[2], dtype=torch.long),
+            tokens=tokens,
         )
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """The result of every sentence, best first."""
-        keep = self.result.score.shape[1]
-        tokens = self.tree.paths(self.result.node.flatten(), self.result.length.flatten())
-        numbers = zip(*(part.flatten().tolist() for part in self.result[:3]), strict=True)
-        ranked = [Hypothesis(path, *scores) for path, scores in zip(tokens, numbers, strict=True)]
-        sentences = (ranked[first : first + keep] for first in range(0, len(ranked), keep))
-        return [[hypothesis for hypothesis in some if hypothesis.score > -math.inf] for some in sentences]
+    def add_results(self, done: Tensor) -> None:
+        """The hypotheses of the sentences that are done, `[sentences]`, best first."""
+        rows = zip(*(part[done].tolist() for part in self.best), strict=True)
+        for sentence, row in zip(self.sentence[done].tolist(), rows, strict=True):
+            self.results[sentence] = [
+                Hypothesis(tokens[:length], score, log_probability, finished)
+                for score, log_probability, finished, length, tokens in zip(*row, strict=True)
+                if score > -math.inf
+            ]
