@@ -3,8 +3,8 @@
 A bar inside another bar's work is a line of the same display: a second display would overwrite the first.
 """
 
-import threading
 import time
+from contextvars import ContextVar
 from typing import Self
 
 from rich.console import Console
@@ -14,14 +14,8 @@ DELAY = 1.0
 """Seconds before a bar is shown."""
 
 
-class _ActiveDisplays(threading.local):
-    """The displays of a thread's running bars, the innermost last."""
-
-    def __init__(self) -> None:
-        self.displays: list[Progress] = []
-
-
-_ACTIVE = _ActiveDisplays()
+_DISPLAYS: ContextVar[tuple[Progress, ...]] = ContextVar("displays", default=())
+"""The displays of a thread's running bars, the innermost last."""
 
 
 class ProgressBar:
@@ -31,18 +25,18 @@ class ProgressBar:
     """
 
     def __init__(self, description: str, total: float, *, shown: bool = True) -> None:
-        self.inner = shown and bool(_ACTIVE.displays)
-        self.bar = _ACTIVE.displays[-1] if self.inner else _make_display(shown)
+        self.inner = shown and bool(_DISPLAYS.get())
+        self.bar = _DISPLAYS.get()[-1] if self.inner else _make_display(shown)
         self.task = self.bar.add_task(description, total=total, numbers="", visible=not self.inner)
         self.show_at = time.monotonic() + DELAY
         self.numbers: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        _ACTIVE.displays.append(self.bar)
+        _DISPLAYS.set((*_DISPLAYS.get(), self.bar))
         return self
 
     def __exit__(self, *error: object) -> None:
-        _ACTIVE.displays.pop()
+        _DISPLAYS.set(_DISPLAYS.get()[:-1])
         if self.inner:
             self.bar.remove_task(self.task)
         else:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -139,14 +138,6 @@ def sample(
     return (_scatter_rows(row, token, len(start)) for row, token, _ in choices)
 
 
-class _Choice(NamedTuple):
-    """The tokens of one step."""
-
-    row: Tensor  # [active]  index of each unfinished row
-    token: Tensor  # [active]
-    log_probs: Tensor  # [active, vocabulary]  what the token was chosen from
-
-
 @torch.no_grad()
 def _generate(
     step: Step[State],
@@ -155,8 +146,12 @@ def _generate(
     choose: Callable[[Tensor], Tensor],
     end: int | None,
     limit: Tensor,
-) -> Iterator[_Choice]:
-    """Step by step, one token for each unfinished row, by `choose`: `[rows, vocabulary]` → `[rows]`."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Step by step, one token for each unfinished row, by `choose`: `[rows, vocabulary]` → `[rows]`.
+
+    Yields the index of each unfinished row `[active]`, its token `[active]`, and the log probabilities that it was
+    chosen from, `[active, vocabulary]`.
+    """
     row, last, number = torch.arange(len(start), device=start.device), start, 0
     while len(row):
         number += 1
@@ -165,7 +160,7 @@ def _generate(
         check_log_probs(best, row, number)
         check_possible(best, row, number)
         last = choose(log_probs)
-        yield _Choice(row, last, log_probs)
+        yield row, last, log_probs
         active = limit > number if end is None else (limit > number) & (last != end)
         if not active.all():
             index = active.nonzero().squeeze(1)

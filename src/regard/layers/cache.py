@@ -56,16 +56,11 @@ class KeyValues:
         target = self.store.narrow(3, start, new)
         target.select(1, 0).copy_(key)
         target.select(1, 1).copy_(value)
-        return self._views()
-
-    def _views(self) -> tuple[Tensor, Tensor]:
-        assert self.store is not None
-        key, value = self.store.narrow(3, 0, self.length).unbind(1)
-        return key, value
+        return self.store.narrow(3, 0, end).unbind(1)  # type: ignore[return-value]
 
     def get(self) -> tuple[Tensor, Tensor] | None:
         """All keys and values so far, `[batch, heads, length, size]` each; None if there are none."""
-        return None if self.store is None else self._views()
+        return None if self.store is None else self.store.narrow(3, 0, self.length).unbind(1)  # type: ignore[return-value]
 
     def truncate(self, length: int) -> None:
         """Forget all but the first positions, this many."""

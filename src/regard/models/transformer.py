@@ -121,11 +121,7 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
         raise ValueError(
             f"tokens must be whole numbers [batch, length], got shape {list(tokens.shape)} of {tokens.dtype}"
         )
-    if tokens.numel() and not tokens.is_cuda:  # on a GPU this would wait for all its work
-        low, high = torch.aminmax(tokens)
-        if low < 0 or high >= vocabulary:
-            wrong = int(low) if low < 0 else int(high)
-            raise ValueError(f"tokens must be at least 0 and below {vocabulary}, the vocabulary, got {wrong}")
+    _check_range(tokens, 0, vocabulary - 1, f"tokens must be at least 0 and below {vocabulary}, the vocabulary")
 
 
 def check_lengths(lengths: Tensor, rows: Tensor, least: int = 0) -> None:
@@ -134,13 +130,15 @@ def check_lengths(lengths: Tensor, rows: Tensor, least: int = 0) -> None:
         raise ValueError(
             f"lengths must be whole numbers [{len(rows)}], got shape {list(lengths.shape)} of {lengths.dtype}"
         )
-    if len(lengths) and not lengths.is_cuda:
-        low, high = (int(bound) for bound in torch.aminmax(lengths))
-        if low < least or high > rows.shape[1]:
-            wrong = low if low < least else high
-            raise ValueError(
-                f"lengths must be at least {least} and at most {rows.shape[1]}, the tokens given, got {wrong}"
-            )
+    most = rows.shape[1]
+    _check_range(lengths, least, most, f"lengths must be at least {least} and at most {most}, the tokens given")
+
+
+def _check_range(numbers: Tensor, least: int, most: int, must: str) -> None:
+    if numbers.numel() and not numbers.is_cuda:  # on a GPU this would wait for all its work
+        low, high = torch.aminmax(numbers)
+        if low < least or high > most:
+            raise ValueError(f"{must}, got {int(low if low < least else high)}")
 
 
 class SequenceToSequence(nn.Module):
