@@ -141,12 +141,13 @@ class _Ranking(NamedTuple):
         both = _Ranking(*(torch.cat(pair, dim=1) for pair in zip(older, new, strict=True)))
         key = (both.score > -math.inf).byte() if append else both.score
         order = key.argsort(dim=1, descending=True, stable=True)[:, : self.score.shape[1]]
-        return _Ranking(*(part.gather(1, order) for part in both[:-1]), _take(both.tokens, order))
+        return _Ranking(*(_take(part, order) for part in both))
 
 
-def _take(tokens: Tensor, index: Tensor) -> Tensor:
-    """The tokens of some hypotheses of each sentence: `[sentences, all, length]` → `[sentences, some, length]`."""
-    return torch.take_along_dim(tokens, index[:, :, None], dim=1)
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Those of some hypotheses of each sentence: `[sentences, all, …]` → `[sentences, some, …]`."""
+    index = index.reshape(*index.shape, *[1] * (values.ndim - 2))  # [sentences, some] → [sentences, some, 1 …]
+    return torch.take_along_dim(values, index, dim=1)
 
 
 def _empty_ranking(start: Tensor, keep: int) -> _Ranking:
