@@ -11,7 +11,7 @@ from helpers.cases import rand
 import regard
 from regard import masks, scores, weighing
 from regard.engines import Dense, Stream, dense, flash, fused, stream
-from regard.engines.kernel_sums import gauss, pair_float32, pairs
+from regard.engines.kernel_sums import gauss, pair_formulas, pair_loops, pairs
 from regard.engines.kernel_sums.problem import Points
 from regard.kernels import Gaussian, Tricube
 
@@ -45,10 +45,11 @@ def ran(monkeypatch):
     record(
         pairs,
         "sort_points",
-        lambda points, heaviest, precise, *, skip: pairs.FLOAT32 if precise[0] < math.inf else pairs.FLOAT64,
+        lambda points, heaviest, precise, moments, *, skip: pairs.FLOAT32 if precise[0] < math.inf else pairs.FLOAT64,
     )
-    # Which loops run is known before they are compiled, which takes seconds for each kernel and number of features.
-    monkeypatch.setattr(pair_float32, "compile_loops", lambda points, moments: lambda *given: None)
+    # Which loops run is known before they are compiled, which takes seconds.
+    monkeypatch.setattr(pair_formulas, "make_formulas", lambda kernel, features: None)
+    monkeypatch.setattr(pair_loops, "compile_loops", lambda: lambda *given: None)
     # Few pairs count as many, so that all engines are chosen.
     monkeypatch.setattr(attending, "PAIRS_FROM", 2**9)
     monkeypatch.setattr(attending, "GAUSS_FROM", 2**12)

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.checks import is_number
 
 Arithmetic = Callable[[Any, Any], Any]
-"""A function of u and u² that works on NumPy arrays and, compiled by Numba, on float64 and on sixteen float32."""
+"""A function of u and u² that works on NumPy arrays and, compiled by Numba, on numbers of float32 and float64."""
+_ONE, _HALF = np.float32(1), np.float32(0.5)
+"""Constants of such functions: in float32, which times float64 is float64, they serve both."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Profile:
 
     log          log K(u) in torch, differentiable; a compact kernel is asked for u < 1 only
     arithmetic   the same as a function of u and u² for NumPy and for the compiled loops of `pairs`: K(u) of a
-                 compact kernel, log K(u) of any other. It may use + - * and constants, nothing else
+                 compact kernel, log K(u) of any other
     log_moment   p -> log ∫ K(u) uᵖ⁻¹ du over u > 0; mass and variance in any dimension follow from it
     compact      whether K(u) = 0 for u ≥ 1
     degree       n if log K(u) is proportional to uⁿ, else 0: scaled coordinates then save a product for each pair
@@ -161,7 +164,7 @@ class Gaussian(Kernel):
 
     profile = Profile(
         log=lambda u: -0.5 * u.square(),
-        arithmetic=lambda u, square: -0.5 * square,
+        arithmetic=lambda u, square: -_HALF * square,
         log_moment=lambda p: (0.5 * p - 1) * math.log(2) + math.lgamma(0.5 * p),
         compact=False,
         degree=2,
@@ -200,7 +203,7 @@ class Laplace(Kernel):
 
     profile = Profile(
         log=lambda u: -u,
-        arithmetic=lambda u, square: -1.0 * u,
+        arithmetic=lambda u, square: -u,
         log_moment=lambda p: math.lgamma(p),
         compact=False,
         degree=1,
@@ -218,7 +221,7 @@ class Epanechnikov(Kernel):
 
     profile = Profile(
         log=lambda u: torch.log1p(-u.square()),
-        arithmetic=lambda u, square: 1.0 - square,
+        arithmetic=lambda u, square: _ONE - square,
         log_moment=lambda p: _log_beta(p / 2, 2) - math.log(2),
     )
 
@@ -234,7 +237,7 @@ class Boxcar(Kernel):
 
     profile = Profile(
         log=lambda u: 0.0 * u,
-        arithmetic=lambda u, square: 1.0 + 0.0 * square,
+        arithmetic=lambda u, square: _ONE + 0 * square,
         log_moment=lambda p: -math.log(p),
         float32=False,
     )
@@ -251,7 +254,7 @@ class Tricube(Kernel):
 
     profile = Profile(
         log=lambda u: 3.0 * torch.log1p(-u.pow(3)),
-        arithmetic=lambda u, square: (1.0 - square * u) * (1.0 - square * u) * (1.0 - square * u),
+        arithmetic=lambda u, square: (_ONE - square * u) * (_ONE - square * u) * (_ONE - square * u),
         log_moment=lambda p: _log_beta(p / 3, 4) - math.log(3),
     )
 
@@ -267,7 +270,7 @@ class Triweight(Kernel):
 
     profile = Profile(
         log=lambda u: 3.0 * torch.log1p(-u.square()),
-        arithmetic=lambda u, square: (1.0 - square) * (1.0 - square) * (1.0 - square),
+        arithmetic=lambda u, square: (_ONE - square) * (_ONE - square) * (_ONE - square),
         log_moment=lambda p: _log_beta(p / 2, 4) - math.log(2),
     )
 
@@ -283,14 +286,16 @@ def _cosine_factor(terms: int = 10) -> tuple[float, ...]:
 
 
 _COSINE_FACTOR = _cosine_factor()
+_COSINE_WORDS = tuple((np.float32(c), np.float32(c - float(np.float32(c)))) for c in _COSINE_FACTOR)
+"""The same in two float32 words, of which float32 needs the first."""
 
 
 def cosine(u: Any, square: Any) -> Any:
     """cos(πu/2) with its zero at u = 1 as a factor, so that it stays positive and precise up to there."""
-    factor = 0.0 * square
-    for coefficient in _COSINE_FACTOR:
-        factor = factor * square + coefficient
-    return (1.0 - square) * factor
+    factor = square - square
+    for high, low in _COSINE_WORDS:
+        factor = factor * square + high + low
+    return (_ONE - square) * factor
 
 
 def _cosine_moment(p: float) -> float:

@@ -4,18 +4,24 @@
 themselves imported when first called.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """As `njit`, cached on disk for the next process. Where no folder can be written, it warns and compiles again."""
-    from numba import njit
+def compiled(signature: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """As `njit`, cached on disk for the next process. Where no folder can be written, it warns and compiles again.
+
+    With a signature, as `cfunc`: compiled now, and a function that other compiled functions can be passed.
+    """
+    from numba import cfunc, njit
+
+    compiler = njit if signature is None else functools.partial(cfunc, signature)
 
     def compile_function(function: Callable[..., Any]) -> Any:
         try:
-            return njit(cache=True, **options)(function)
+            return compiler(cache=True, **options)(function)
         except RuntimeError as error:  # neither beside the source nor in the user's own folder
             warnings.warn(
                 f"compiled loops cannot be cached on disk, every process will compile them again: {error};"
@@ -23,6 +29,6 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return njit(**options)(function)
+            return compiler(**options)(function)
 
     return compile_function

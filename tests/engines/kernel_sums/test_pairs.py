@@ -65,12 +65,7 @@ def check(points, tolerance=1e-6, moments=False):
     return pairs.algorithm(points, tolerance, moments=moments)
 
 
-SLOW = pytest.mark.slow  # loops compiled for one test alone take four seconds
-
-
-@pytest.mark.parametrize(
-    "kernel", [k if k in (Gaussian, Boxcar) else pytest.param(k, marks=SLOW) for k in KERNELS.values()]
-)
+@pytest.mark.parametrize("kernel", KERNELS.values())
 @pytest.mark.parametrize("spread", [0.3, 0.6, 3.0])
 def test_every_kernel_in_float32_and_float64(kernel, spread):
     points = case(kernel, spread=spread)
@@ -78,7 +73,7 @@ def test_every_kernel_in_float32_and_float64(kernel, spread):
     assert check(points, 1e-9) == FLOAT64
 
 
-@pytest.mark.parametrize("kernel", [Gaussian, pytest.param(Tricube, marks=SLOW)])
+@pytest.mark.parametrize("kernel", [Gaussian, Tricube])
 @pytest.mark.parametrize("given", ["weights", "left_out", "weights and left_out", "two values", "no value"])
 def test_weights_of_keys_keys_left_out_and_any_number_of_values(kernel, given):
     points = case(kernel, spread=0.5, values={"two values": 2, "no value": 0}.get(given, 1))
@@ -90,7 +85,6 @@ def test_weights_of_keys_keys_left_out_and_any_number_of_values(kernel, given):
     check(points, 1e-9)
 
 
-@SLOW
 @pytest.mark.parametrize("kernel", [Laplace, Tricube])
 @pytest.mark.parametrize("columns", [1, 2])
 def test_categorical_columns(kernel, columns):
@@ -99,7 +93,6 @@ def test_categorical_columns(kernel, columns):
     check(points, 1e-9)
 
 
-@SLOW
 @pytest.mark.parametrize("side", ["query_code", "key_code"])
 def test_codes_that_float32_cannot_tell_apart_need_float64(side):
     points = case(Laplace, columns=1, spread=0.5)
@@ -109,14 +102,14 @@ def test_codes_that_float32_cannot_tell_apart_need_float64(side):
     assert pairs.algorithm(replace(points, **{side: getattr(large, side)}), 1e-6) == FLOAT64
 
 
-@pytest.mark.parametrize("kernel", [Gaussian, pytest.param(Tricube, marks=SLOW)])
-@pytest.mark.parametrize("columns", [0, pytest.param(1, marks=SLOW)])
+@pytest.mark.parametrize("kernel", [Gaussian, Tricube])
+@pytest.mark.parametrize("columns", [0, 1])
 def test_moments(kernel, columns):
     points = replace(case(kernel, columns=columns, spread=0.5, values=2), left_out=left_out(), weight=weights())
     assert check(points, moments=True) == FLOAT64
 
 
-@pytest.mark.parametrize("features", [0, pytest.param(1, marks=SLOW), 9])
+@pytest.mark.parametrize("features", [0, 1, 9])
 def test_any_number_of_features(features):
     """None, one that is sorted by itself, and more than loops are unrolled for."""
     value = np.random.default_rng(0).normal(size=(KEYS, 1)).clip(-3, 3)

@@ -1,7 +1,7 @@
 """Kernels of distances on the CPU, without gradients: every pair that matters, in one fused pass.
 
 Queries and keys are sorted into blocks of neighbours (the leaves of a k-d tree), and for each block of queries
-whole blocks of keys that are too far to matter are skipped. The loops are in `pair_float32.py`.
+whole blocks of keys that are too far to matter are skipped. The loops are in `pair_loops.py`.
 
 The tolerance holds for every query: the mean of a column of values is off by at most that fraction of the column's
 standard deviation, and the log weight by at most that number, or its own last digit.
@@ -11,20 +11,18 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from regard.compiled.threads import spread
 from regard.engines.kernel_sums.problem import (
+    Blocks,
     Data,
     Floats,
     Integers,
     KernelEngine,
-    Keys,
-    Limits,
     Means,
     Moments,
     Points,
-    Queries,
-    Tree,
     standardise,
 )
 
@@ -91,15 +89,9 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
     columns, log_weight = _sum_pairs(replace(points, value=value), tolerance, moments=True)
     features, values = points.features, points.value.shape[1]
     mean, rest = columns[:, :values] * deviation + centre, columns[:, values:]
-    offset, square = np.empty((len(mean), features)), np.empty((len(mean), features, features))
-    product = np.empty((len(mean), features, values))
-    start = 0
-    for feature in range(features):
-        offset[:, feature] = rest[:, start]
-        product[:, feature] = rest[:, start + 1 : start + 1 + values]
-        lower = rest[:, start + values + 1 : start + values + 2 + feature]
-        square[:, feature, : feature + 1] = square[:, : feature + 1, feature] = lower
-        start += values + 2 + feature
+    rest = rest.reshape(len(mean), features, 1 + values + features)
+    offset, product, lower = rest[..., 0], rest[..., 1 : 1 + values], rest[..., 1 + values :]
+    square = lower + np.tril(lower, -1).transpose(0, 2, 1)
     product = product * deviation + offset[:, :, None] * centre
     return Moments(log_weight, np.where((log_weight == -math.inf)[:, None], 0.0, mean), offset, square, product)
 
@@ -107,19 +99,26 @@ def moments(points: Points, tolerance: float = 1e-6) -> Moments:
 def _sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = True) -> tuple[Floats, Floats]:
     """Means of the values, and of the moments behind them, and log weights."""
     queries, features, values = len(points.query), points.features, points.value.shape[1]
-    extra = sum(values + 2 + feature for feature in range(features)) if moments else 0
+    extra = features * (1 + values + features) if moments else 0
     sums, shift = np.zeros((queries, 1 + values + extra)), np.zeros(queries)
     if not points.pairs:
         return sums[:, 1:], np.full(queries, -math.inf)
-    from regard.engines.kernel_sums.pair_float32 import compile_loops  # here, because Numba takes a second to import
+    # Here, because Numba takes a second to import.
+    from regard.engines.kernel_sums.pair_formulas import make_formulas
+    from regard.engines.kernel_sums.pair_loops import compile_loops
 
     heaviest = 1.0 if points.weight is None else float(points.weight.max())
-    query_order, data = sort_points(points, heaviest, _precision(points, tolerance, moments), skip=skip)
-    run = compile_loops(points, moments)
-    blocks = len(data.queries.starts) - 1
-    size = max(1, -(-blocks // 128))
+    query_order, data = sort_points(points, heaviest, _precision(points, tolerance, moments), moments, skip=skip)
+    sum_blocks, formulas = compile_loops(), make_formulas(points.kernel, points.features)
+    blocks = len(data.query_starts) - 1
+    size = max(1, blocks // (16 * torch.get_num_threads()))  # a call takes 50 µs
     sorted_sums, sorted_shift = np.zeros_like(sums), np.zeros_like(shift)
-    spread(lambda begin: run(begin, min(begin + size, blocks), data, sorted_sums, sorted_shift), range(0, blocks, size))
+
+    def run(begin: int) -> None:
+        end = min(begin + size, blocks)
+        sum_blocks(begin, end, data, formulas, sorted_sums, sorted_shift)
+
+    spread(run, range(0, blocks, size))
     sums[query_order], shift[query_order] = sorted_sums, sorted_shift
     sees = sums[:, 0] > 0
     total = np.where(sees, sums[:, 0], 1.0)
@@ -150,16 +149,18 @@ def _precision(points: Points, tolerance: float, moments: bool) -> tuple[float, 
     return float32_from, 0.25 * tolerance / farthest * (tolerance if moments else 1.0)
 
 
-def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *, skip: bool) -> tuple[Integers, Data]:
+def sort_points(
+    points: Points, heaviest: float, precise: tuple[float, float], moments: bool, *, skip: bool
+) -> tuple[Integers, Data]:
     """The order of the queries, and what the loops read."""
-    query, key = points.query, points.key
-    query_code = np.zeros((len(query), 0)) if points.query_code is None else points.query_code
-    key_code = np.zeros((len(key), 0)) if points.key_code is None else points.key_code
-    scale = np.sqrt(2 * (points.per_step + points.per_change))  # so that codes separate points as coordinates do
-    query_order, query_starts = _sort_into_blocks(np.hstack([query, query_code * scale]), QUERIES)
+    query = points.query if points.query_code is None else np.hstack([points.query, points.query_code])
+    key = points.key if points.key_code is None else np.hstack([points.key, points.key_code])
+    # Codes are scaled so that they separate points as coordinates do.
+    spacing = np.append(np.ones(points.features), np.sqrt(2 * (points.per_step + points.per_change)))
+    query_order, query_starts = _sort_into_blocks(query * spacing, QUERIES)
     # For few queries, sorting all keys takes longer than visiting them.
     if len(query) > _FEW:
-        key_order, starts = _sort_into_blocks(np.hstack([key, key_code * scale]), KEYS)
+        key_order, starts = _sort_into_blocks(key * spacing, KEYS)
     else:
         key_order, starts = np.arange(len(key)), _block_starts(len(key), KEYS)
     left_out = np.full(len(query), -1)
@@ -169,24 +170,29 @@ def sort_points(points: Points, heaviest: float, precise: tuple[float, float], *
         left_out = np.where(points.left_out < 0, -1, new_index[points.left_out])[query_order]
     mass = np.ones(len(key)) if points.weight is None else points.weight[key_order] / heaviest
     float32_from, skipped = precise
-    column = np.vstack([np.ones(len(key)), points.value[key_order].T])  # [1 + values, keys]
-    column32 = (column * mass if float32_from < math.inf else column[:, :0]).astype(np.float32)
-    coordinates, codes = key[key_order].T.copy(), key_code[key_order].T.copy()
-    with np.errstate(divide="ignore"):  # weight 0: never seen
-        log_mass = np.log(mass)
+    column = np.ascontiguousarray(np.vstack([mass, points.value[key_order].T]))  # [1 + values, keys]
+    column32 = np.vstack([mass, column[1:] * mass]) if float32_from < math.inf else column[:, :0]
+    # With log2 K(u) = -uⁿ, the kernel costs a product less for each pair.
+    profile = points.kernel.profile
+    at_one = float(profile.arithmetic(np.float64(1), np.float64(1)))
+    scale = (-math.log2(math.e) * at_one) ** (1 / profile.degree) if profile.degree else 1.0
+    keys = key[key_order].T.copy()
+    blocks = _make_blocks(starts, keys, keys)
     return query_order, Data(
-        Queries(query[query_order].T.copy(), query_code[query_order].T.copy(), query_starts, left_out),
-        Keys(
-            coordinates,
-            codes,
-            points.per_step.astype(float),
-            points.per_change.astype(float),
-            log_mass,
-            column,
-            column32,
-        ),
-        _make_tree(np.vstack([coordinates, codes]), starts),
-        Limits(float32_from, skipped / float(mass.sum()) if skip else -1.0, points.weight is not None),
+        query[query_order].T.copy(),
+        query_starts,
+        left_out,
+        keys,
+        blocks,
+        _make_blocks(_block_starts(len(starts) - 1, _GROUP), blocks.low, blocks.high),
+        column,
+        column32.astype(np.float32),
+        np.stack([points.per_step, points.per_change]).astype(float),
+        profile.compact,
+        scale,
+        moments,
+        float32_from,
+        skipped / float(mass.sum()) if skip else -1.0,
     )
 
 
@@ -216,11 +222,7 @@ def _split(points: Floats, order: Integers, size: int) -> Integers:
     return np.concatenate([_split(points, halves[:middle], size), _split(points, halves[middle:], size)])
 
 
-def _make_tree(points: Floats, starts: Integers) -> Tree:
-    """Blocks and groups of blocks of points `[dimensions, points]`, with their boxes `[boxes, 2, dimensions]`."""
-    low, high = (extreme.reduceat(points, starts[:-1], axis=1) for extreme in (np.minimum, np.maximum))
-    group_starts = np.append(np.arange(0, len(starts) - 1, _GROUP), len(starts) - 1)
-    group_low = np.minimum.reduceat(low, group_starts[:-1], axis=1)
-    group_high = np.maximum.reduceat(high, group_starts[:-1], axis=1)
-    boxes, group_boxes = (np.stack([a.T, b.T], axis=1) for a, b in ((low, high), (group_low, group_high)))
-    return Tree(starts, np.ascontiguousarray(boxes), group_starts, np.ascontiguousarray(group_boxes))
+def _make_blocks(starts: Integers, low: Floats, high: Floats) -> Blocks:
+    """Blocks of points, or of boxes, [dimensions, points]."""
+    low, high = np.minimum.reduceat(low, starts[:-1], axis=1), np.maximum.reduceat(high, starts[:-1], axis=1)
+    return Blocks(starts, np.ascontiguousarray(low), np.ascontiguousarray(high))

@@ -85,62 +85,31 @@ class Moments(NamedTuple):
     product: Floats  # [queries, features, values]  of u yᵀ
 
 
-class Case(NamedTuple):
-    """What the loops are compiled for, all of it constants: the compiler unrolls loops and removes branches."""
+class Blocks(NamedTuple):
+    """Blocks of neighbouring points, or groups of such blocks, and their bounding boxes."""
 
-    kernel: int  # its number
-    compact: bool  # whether the kernel is 0 from u = 1 on
-    degree: int  # n if its log is proportional to uⁿ, else 0
-    features: int  # their number; 0: any number
-    coded: bool  # whether there are categorical columns
-    moments: bool
-
-
-class Queries(NamedTuple):
-    """The queries, in blocks of neighbours."""
-
-    points: Floats  # [features, queries] in bandwidths
-    codes: Floats  # [columns, queries]
-    starts: Integers  # where each block starts, and the end of the last one
-    left_out: Integers  # [queries]: the key that each must not see, or -1
-
-
-class Keys(NamedTuple):
-    """The keys, in the order of their blocks."""
-
-    points: Floats  # [features, keys] in bandwidths
-    codes: Floats  # [columns, keys]
-    per_step: Floats  # [columns]: subtracted from the log weight for each step between codes
-    per_change: Floats  # [columns]: and for any difference
-    log_mass: Floats  # [keys]: the log of the key's own weight, of which the largest is 1
-    column: Floats  # [1 + values, keys]: ones, and the values
-    column32: Floats32  # the same in float32, times the keys' weights; empty if float32 is not used
-
-
-class Tree(NamedTuple):
-    """Blocks of keys, and groups of blocks."""
-
-    starts: Integers  # [blocks + 1]
-    boxes: Floats  # [blocks, 2, features + columns]
-    group_starts: Integers  # [groups + 1], in blocks
-    group_boxes: Floats  # [groups, 2, features + columns]
-
-
-class Limits(NamedTuple):
-    """What may be skipped, and where float32 is precise enough."""
-
-    float32_from: float  # the summed weight from which it is; of a compact kernel, the mean weight of the keys visited
-    skipped: float  # a block is skipped if its largest weight is at most this fraction of the sum so far
-    weighted: bool  # whether keys have different weights
+    starts: Integers  # [blocks + 1]: where each starts, and the end of the last one
+    low: Floats  # [features + columns, blocks]
+    high: Floats
 
 
 class Data(NamedTuple):
-    """All that the loops read."""
+    """All that the loops of `pairs` read. Points have coordinates in bandwidths, followed by codes."""
 
-    queries: Queries
-    keys: Keys
-    tree: Tree
-    limits: Limits
+    queries: Floats  # [features + columns, queries]
+    query_starts: Integers  # where each block of queries starts, and the end of the last one
+    left_out: Integers  # [queries]: the key that each must not see, or -1
+    keys: Floats  # [features + columns, keys]
+    blocks: Blocks  # of keys
+    groups: Blocks  # of blocks
+    column: Floats  # [1 + values, keys]: the weights of the keys, of which the largest is 1; and the values
+    column32: Floats32  # in float32, the weights, and the values times them; empty if float32 is not used
+    penalty: Floats  # [2, columns]: subtracted from the log weight for each step between codes, and for any difference
+    compact: bool  # whether the kernel is 0 from u = 1 on
+    scale: float  # of coordinates in float32
+    moments: bool
+    float32_from: float  # the summed weight from which float32 is precise enough; inf: float64 only
+    skipped: float  # a block is skipped if its largest weight is at most this fraction of the sum so far
 
 
 def log_kernel(kernel: type[Kernel], square: Floats) -> Floats:

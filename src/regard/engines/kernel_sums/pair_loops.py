@@ -1,0 +1,286 @@
+"""The loops of the `pairs` engine, compiled by Numba: for each query, the weights of one block of keys after another.
+
+Keys are in blocks of neighbours, and blocks in groups; each has a bounding box. The kernel at the least distance
+between two boxes bounds the weight of every pair of points in them. A block or group of keys is skipped if
+
+    K(least distance) · (weight of all keys) ≤ tolerance · (weight summed so far)
+
+which keeps the sum of everything that is skipped below the tolerance, in whatever order blocks are visited.
+
+In float32, a block of queries visits the same keys. A query whose keys are all far is computed again in float64; so are
+all queries if the tolerance needs it, and all moments. In float64, queries are visited one by one, and summed relative
+to the largest weight so far, so that nothing underflows.
+
+`sum_blocks` is compiled once, for all kernels and any number of features, and cached on disk. What depends on these is
+in two small functions that it is passed (`pair_formulas.py`).
+
+LLVM vectorises the inner loops, each over one row of numbers. Rows are taken as slices, because an index that might be
+negative keeps a loop from being vectorised.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from regard.compiled import compiled
+from regard.compiled.math import EXACT, SUM, exponential, row_max
+from regard.engines.kernel_sums.pair_formulas import LOG2E, Block32, Formulas, source_version
+from regard.engines.kernel_sums.problem import Blocks, Data, Floats, Floats32
+
+NARROW = 9.4
+"""How many bandwidths wide a block of queries may be for coordinates of one word: scaled and relative to its centre,
+those of a Gaussian are then below 4, where the next float32 is 2.4e-7 away."""
+_NEAR = -4.5
+"""The log weight that some block must reach for float32: if all keys are farther, float32 rounds the exponents."""
+_FAINT = 3e-6
+"""The mean weight of the keys visited below which a sum may be one of far keys only, however large it is."""
+
+
+class _Room(NamedTuple):
+    """Scratch memory in float64, for one query and a block of keys."""
+
+    offset: Floats  # [features + columns, keys of a block]: coordinates and codes, relative to those of the query
+    weight: Floats  # [keys of a block]
+    other: Floats  # [keys of a block]
+
+
+@njit(fastmath=EXACT)
+def _make_room(sides: int, size: int) -> _Room:
+    return _Room(np.empty((sides, size)), np.empty(size), np.empty(size))
+
+
+@njit()
+def _fill_weights(data: Data, formulas: Formulas, logs: bool, room: _Room, size: int) -> None:
+    """Fill in the weights at some offsets, without those of the keys themselves; or the logs of them."""
+    weight, penalty, columns = room.weight[:size], room.other[:size], data.penalty.shape[1]
+    features = room.offset.shape[0] - columns
+    weight[:] = 0
+    # Without fastmath, product and sum are not fused, because NumPy does not fuse them: at the edge of a kernel that
+    # jumps, the last bit decides.
+    for feature in range(features):
+        offset = room.offset[feature][:size]
+        for j in range(size):
+            weight[j] += offset[j] * offset[j]
+    formulas.evaluate(weight)
+    if data.compact and logs:
+        for j in range(size):
+            weight[j] = np.log(weight[j])
+    if not columns:
+        return
+    penalty[:] = 0
+    for column in range(columns):
+        offset = room.offset[features + column][:size]
+        per_step, per_change = data.penalty[0, column], data.penalty[1, column]
+        for j in range(size):
+            penalty[j] += per_step * abs(offset[j]) + (per_change if offset[j] != 0 else 0.0)
+    if logs:
+        for j in range(size):
+            weight[j] -= penalty[j]
+    else:
+        for j in range(size):
+            weight[j] *= exponential(-penalty[j])
+
+
+@njit()
+def _bounds(
+    data: Data, formulas: Formulas, box: tuple[Floats, Floats], blocks: Blocks, first: int, last: int
+) -> Floats:
+    """The largest log weight that a point of each of some blocks can have for one in a box; keys weigh 1 at most."""
+    low, high = box
+    size = last - first
+    room = _make_room(low.shape[0], size)
+    for side in range(low.shape[0]):
+        row, lows, highs = room.offset[side], blocks.low[side][first:last], blocks.high[side][first:last]
+        for j in range(size):
+            # Rounding must not hide a key at the edge.
+            row[j] = max(0.0, max(low[side] - highs[j], lows[j] - high[side])) * (1 - 1e-14)
+    _fill_weights(data, formulas, True, room, size)
+    return room.weight
+
+
+@njit(fastmath=SUM)
+def _dot(weight: Floats, column: Floats) -> float:
+    total = 0.0
+    for j in range(weight.shape[0]):
+        total += weight[j] * column[j]
+    return total
+
+
+@njit(fastmath=SUM)
+def _multiply_masses(weight: Floats, mass: Floats, logs: bool, shift: float) -> float:
+    """Weights, or the logs of them relative to a shift, times the weights of the keys; their sum."""
+    total = 0.0
+    if logs:
+        for j in range(weight.shape[0]):
+            weight[j] = exponential(weight[j] - shift) * mass[j]
+            total += weight[j]
+    else:
+        for j in range(weight.shape[0]):
+            weight[j] *= mass[j]
+            total += weight[j]
+    return total
+
+
+@njit(fastmath=EXACT)
+def _add_moments(data: Data, room: _Room, here: int, size: int, sums: Floats) -> None:
+    """Add the products of the weights with offsets, values and other offsets to the sums that follow the values'."""
+    weight, product, columns = room.weight[:size], room.other[:size], data.column.shape[0]
+    features = room.offset.shape[0] - data.penalty.shape[1]
+    for feature in range(features):
+        offset, index = room.offset[feature][:size], columns + feature * (columns + features)
+        sums[index] += _dot(weight, offset)
+        for j in range(size):
+            product[j] = weight[j] * offset[j]
+        for number in range(1, columns):
+            sums[index + number] += _dot(product, data.column[number][here : here + size])
+        for other in range(feature + 1):
+            sums[index + columns + other] += _dot(product, room.offset[other][:size])
+
+
+@njit(fastmath=EXACT)
+def _add_float64(
+    data: Data, formulas: Formulas, room: _Room, i: int, here: int, size: int, sums: Floats, shift: float
+) -> float:
+    """Add a block of keys to the sums [1 + values + moments] of query i, relative to exp(shift); the new shift."""
+    logs = not data.compact or data.penalty.shape[1] > 0
+    weight, mass = room.weight[:size], data.column[0][here : here + size]
+    for side in range(data.keys.shape[0]):
+        some, row, own = data.keys[side][here : here + size], room.offset[side], data.queries[side, i]
+        for j in range(size):
+            row[j] = some[j] - own
+    _fill_weights(data, formulas, logs, room, size)
+    left_out = data.left_out[i] - here
+    if 0 <= left_out < size:
+        weight[left_out] = -np.inf if logs else 0.0
+    if logs:
+        highest = float(row_max(weight))
+        if highest > shift:
+            sums *= np.exp(shift - highest)
+            shift = highest
+        if shift == -np.inf:
+            return shift
+    sums[0] += _multiply_masses(weight, mass, logs, shift)
+    for number in range(1, data.column.shape[0]):
+        sums[number] += _dot(weight, data.column[number][here : here + size])
+    if data.moments:
+        _add_moments(data, room, here, size, sums)
+    return shift
+
+
+@njit(fastmath=EXACT)
+def _split_words(points: Floats, here: int, size: int, centre: Floats, scale: float, words: Floats32) -> None:
+    """Scaled coordinates of some points in float32, relative to a centre; what they were rounded by; then codes."""
+    features = words.shape[0] - points.shape[0]
+    for feature in range(features):
+        some, middle = points[feature][here : here + size], centre[feature]
+        first, second = words[feature], words[features + feature]
+        for j in range(size):
+            first[j] = (some[j] - middle) * scale
+        for j in range(size):
+            second[j] = (some[j] - middle) * scale - first[j]
+    for side in range(features, points.shape[0]):
+        words[features + side][:size] = points[side][here : here + size]
+
+
+@njit(fastmath=EXACT)
+def _make_block32(data: Data, box: tuple[Floats, Floats], begin: int, end: int) -> tuple[Block32, Floats, bool]:
+    """A block of queries in float32, with room for a block of keys; the centre that all are relative to; and whether
+    it is so wide that coordinates need two words."""
+    low, high = box
+    sides, size = data.keys.shape[0], data.blocks.starts[1]  # the first block is the largest
+    features = sides - data.penalty.shape[1]
+    centre, wide = 0.5 * (low[:features] + high[:features]), False
+    for feature in range(features):
+        wide = wide or high[feature] - low[feature] > NARROW
+    block = Block32(
+        np.empty((features + sides, end - begin), np.float32),
+        np.empty((features + sides, size), np.float32),
+        (data.penalty * LOG2E).astype(np.float32),
+        data.column32,
+        data.left_out[begin:end],
+        np.empty((2, size), np.float32),
+    )
+    _split_words(data.queries, begin, end - begin, centre, data.scale, block.query)
+    return block, centre, wide
+
+
+@njit(fastmath=EXACT)
+def _negligible(data: Data, sums: Floats, shift: float) -> float:
+    """The log weight up to which a block of keys may be skipped; NaN, which no number is below, if none may be."""
+    least = np.inf
+    for i in range(sums.shape[0]):
+        least = min(least, sums[i, 0])
+    return np.log(data.skipped * least) + shift  # type: ignore[no-any-return]
+
+
+@njit(fastmath=EXACT)
+def _visit(
+    data: Data, formulas: Formulas, room: _Room, begin: int, end: int, exact: bool, sums: Floats
+) -> tuple[int, float, float]:
+    """Add all keys that matter to the sums [queries, 1 + values + moments] of some queries; of one query, if exact.
+
+    Returns the number of keys visited, the largest bound of their log weights, and what the sums are relative to the
+    exponential of.
+    """
+    low, high = data.queries[:, begin].copy(), data.queries[:, begin].copy()
+    for side in range(low.shape[0]):
+        for i in range(begin, end):
+            low[side], high[side] = min(low[side], data.queries[side, i]), max(high[side], data.queries[side, i])
+    box = low, high
+    blocks, groups = data.blocks, data.groups
+    block32, centre, wide = _make_block32(data, box, begin, end)
+    group_bounds = _bounds(data, formulas, box, groups, 0, groups.low.shape[1])
+    nearest = np.argmax(group_bounds)  # visited first, because its weight decides what is skipped
+    visited, closest = 0, -np.inf
+    shift = -np.inf if exact and (not data.compact or data.penalty.shape[1]) else 0.0
+    for rank in range(-1, group_bounds.shape[0]):
+        group = nearest if rank < 0 else rank
+        if rank == nearest or group_bounds[group] <= _negligible(data, sums, shift):
+            continue
+        first = groups.starts[group]
+        bounds = _bounds(data, formulas, box, blocks, first, groups.starts[group + 1])
+        for number in range(bounds.shape[0]):
+            if bounds[number] <= _negligible(data, sums, shift):
+                continue
+            here = blocks.starts[first + number]
+            size = blocks.starts[first + number + 1] - here
+            visited, closest = visited + size, max(closest, bounds[number])
+            if exact:
+                shift = _add_float64(data, formulas, room, begin, here, size, sums[0], shift)
+            else:
+                _split_words(data.keys, here, size, centre, data.scale, block32.key)
+                formulas.add_float32(block32, wide, here, size, sums)
+    return visited, closest, shift
+
+
+@functools.cache
+def compile_loops() -> Callable[[int, int, Data, Formulas, Floats, Floats], None]:
+    """The function that sums some blocks of queries over all keys; compiled once, then cached on disk."""
+    version = source_version()
+
+    @compiled(nogil=True, fastmath=EXACT)
+    def sum_blocks(first: int, last: int, data: Data, formulas: Formulas, sums: Floats, shift: Floats) -> None:
+        """Fill in the sums [queries, 1 + values], relative to exp(shift [queries]), of some blocks of queries.
+
+        With moments, these follow for each feature: the offset, the offset times each value, and its products with
+        the offsets of all features, where those of later features are 0.
+        """
+        if version < 0:
+            return
+        room = _make_room(data.keys.shape[0], data.blocks.starts[1])
+        for block in range(first, last):
+            begin, end = data.query_starts[block], data.query_starts[block + 1]
+            visited, closest = 0, -np.inf
+            if data.float32_from < np.inf:
+                visited, closest, _ = _visit(data, formulas, room, begin, end, False, sums[begin:end])
+            enough = data.float32_from * visited if data.compact else max(data.float32_from, _FAINT * visited)
+            for i in range(begin, end):
+                if visited and closest >= _NEAR and enough <= sums[i, 0] < np.inf:
+                    continue
+                sums[i] = 0
+                _, _, shift[i] = _visit(data, formulas, room, i, i + 1, True, sums[i : i + 1])
+
+    return sum_blocks  # type: ignore[no-any-return]
