@@ -69,26 +69,22 @@ class _FitCommand(typer.core.TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            option = getattr(error, "option_name", None)
-            if option is None or not hasattr(error, "possibilities"):  # it is not click's NoSuchOption
+            if not hasattr(error, "option_name") or not hasattr(error, "possibilities"):  # it is not NoSuchOption
                 raise
-            options = [
-                name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)
-            ]
-            known = [name for name in options if name.startswith("--")]
-            raise ValueError(_unknown_option(str(ctx.info_name), option, known)) from None
+            raise ValueError(
+                _unknown_option(str(ctx.info_name), error.option_name, error.possibilities or ())
+            ) from None
 
 
-def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
-    """What to say of an option that `regard fit NAME` does not have.
+def _unknown_option(name: str, option: str, near: Sequence[str]) -> str:
+    """What to say of an option that `regard fit NAME` does not have; `near` are similar ones, the nearest first.
 
-    >>> _unknown_option("writer", "--epoch", ["--epochs", "--size"])
+    >>> _unknown_option("writer", "--epoch", ["--epochs"])
     'regard fit writer has no option --epoch; did you mean --epochs?'
     """
     others = [
         f"regard fit {other}" for other, each in subjects().items() if option in map(_option_name, _declared(each))
     ]
-    near = get_close_matches(option, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"regard fit {name} --help lists all"
     hint = f"it is an option of {' and '.join(others)}" if others else hint
     return f"regard fit {name} has no option {option}; {hint}"
