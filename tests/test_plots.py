@@ -233,6 +233,7 @@ def test_smoothing_keeps_even_weights_even_and_is_never_negative():
     assert_allclose(smooth(np.ones((1, 1)), 4, 5), np.ones((4, 5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "rows", "across"), [(1, 1, 2), (6, 1, 7), (7, 2, 4), (20, 3, 7), (30, 5, 7)])
 def test_many_words_are_in_several_rows(words, rows, across):
     axes = image_strip(photo(), ["word"] * words, np.ones((words, 3, 3)))

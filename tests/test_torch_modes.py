@@ -121,6 +121,7 @@ def test_compiled_layers_are_the_same_in_value_and_gradient(name):
     assert_close(*slopes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["heads", "odd heads", "decoder"])
 def test_layers_are_compiled_in_one_piece(name):
     torch._dynamo.reset()

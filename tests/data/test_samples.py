@@ -94,6 +94,7 @@ def test_dates_follow_the_seed_and_occur_once():
     assert len(set(dates(5000)[1])) == 5000
 
 
+@pytest.mark.slow
 def test_held_out_dates_never_overlap_with_dates():
     assert not set(dates(60_000)[1]) & set(held_out_dates(7000)[1])
 

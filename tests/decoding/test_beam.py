@@ -36,6 +36,7 @@ def test_a_beam_as_large_as_the_search_space_finds_the_best(penalty, length):
     assert length == 1 or len(lengths) > 1  # the best have different lengths, else this tests little
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),

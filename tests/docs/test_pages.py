@@ -64,6 +64,7 @@ def test_every_chapter_has_a_formula_one_line_of_attention_a_figure_and_an_exerc
         assert re.search(r"^    \S.*[=←]", text, re.MULTILINE), chapter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_code_in_the_pages_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)

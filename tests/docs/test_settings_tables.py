@@ -33,6 +33,7 @@ def test_a_table_has_a_row_for_each_setting(page):
         assert [one for one in getattr(regard, name)().get_params() if f"| `{one}` |" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_reference_lists_the_settings_of_an_estimator():
     griffe = pytest.importorskip("griffe")  # part of the docs extra
     extension = runpy.run_path(str(DOCS / "plain_docstrings.py"))["PlainDocstrings"]()

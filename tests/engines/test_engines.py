@@ -112,6 +112,7 @@ def test_every_engine_and_weighing_agrees_with_the_definition(score_name, mask_n
         assert_close(gradients([mean], learned), slow.gradients([wanted], mask.parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "score_name", ["scaled_dot", "bilinear", "gaussian-vector", "tanh", "closure", "tricube-vector"]
 )
@@ -282,6 +283,7 @@ def test_a_query_that_sees_nothing_gives_no_nan_forward_or_backward():
         assert torch.equal(parts.log_weight, torch.full_like(parts.log_weight, -math.inf))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["scaled_dot", "causal", "gaussian wide", "gaussian narrow", "gaussian far", "additive"]
 )

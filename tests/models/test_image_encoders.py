@@ -175,6 +175,7 @@ def test_a_folded_convolution_is_convolution_norm_and_clipping(kernel, stride, g
     assert (y == 6).any()
 
 
+@pytest.mark.slow
 @needs_weights
 def test_the_pretrained_network_is_frozen_and_returns_its_grid():
     encoder = efficientnet_lite0()
@@ -193,6 +194,7 @@ def test_the_pretrained_network_is_frozen_and_returns_its_grid():
     assert_close(encoder.train()(image), grid, rtol=0, atol=0)  # training mode changes nothing
 
 
+@pytest.mark.slow
 @needs_weights
 def test_the_pretrained_network_agrees_with_that_of_its_authors(capsys):
     theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")

@@ -59,6 +59,7 @@ def test_mean_and_weights_have_gradients_separately():
         assert_close(gradients([ours], tensors), gradients([theirs], tensors), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(lambda *x: additive_step(*x, LENGTHS), inputs())
 

@@ -37,6 +37,7 @@ def stopped_after(steps, checkpoint, **settings):
             run(checkpoint, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [4, 7, 9, 14, 20])
 def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(tmp_path, steps):
     whole, history = run()
@@ -137,6 +138,7 @@ def test_a_second_run_in_the_same_folder_raises(tmp_path):
     assert os.listdir(tmp_path) == ["run"]
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_not_overwritten_but_a_finished_one_is(tmp_path):
     stopped_after(5, Checkpoint(tmp_path / "run", every=2))
     with pytest.raises(FileExistsError, match=r"an unfinished run \(step 4\): resume it with resume=True"):
@@ -292,6 +294,7 @@ def test_settings_are_compared_as_json_gives_them_back(tmp_path):
         run(Checkpoint(tmp_path / "run", resume=True, settings=about | {"sizes": [(1, 2)]}))
 
 
+@pytest.mark.slow
 def test_epochs_of_a_finished_run_may_grow_and_those_of_an_unfinished_run_not(tmp_path):
     def checkpoint(epochs, **more):
         return Checkpoint(tmp_path / "run", every=2, settings={"epochs": epochs, "size": 5}, **more)

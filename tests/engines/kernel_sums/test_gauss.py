@@ -117,6 +117,7 @@ def test_every_query_is_within_the_tolerance(name, features, more):
         assert_moments(gauss.moments(points, 1e-6), points, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-9])
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_other_tolerances(features, tolerance):
@@ -147,6 +148,7 @@ def test_one_key_errs_within_the_measured_bound(features):
             assert (np.abs(sums.square - offset[:, None] * offset * kernel) <= gradient_bound).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tolerance", "enough"), [(1e-4, 1e-3), (1e-6, 1e-3), (1e-8, 1.0)])
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_any_distance_from_one_heavy_cluster(features, tolerance, enough, monkeypatch):

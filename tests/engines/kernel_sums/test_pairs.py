@@ -66,14 +66,16 @@ def check(points, tolerance=1e-6, moments=False):
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values())
-@pytest.mark.parametrize("spread", [0.3, 0.6, 3.0])
+@pytest.mark.parametrize(
+    "spread", [pytest.param(0.3, marks=pytest.mark.slow), 0.6, pytest.param(3.0, marks=pytest.mark.slow)]
+)
 def test_every_kernel_in_float32_and_float64(kernel, spread):
     points = case(kernel, spread=spread)
     assert check(points) == (FLOAT32 if kernel.profile.float32 else FLOAT64)
     assert check(points, 1e-9) == FLOAT64
 
 
-@pytest.mark.parametrize("kernel", [Gaussian, Tricube])
+@pytest.mark.parametrize("kernel", [Gaussian, pytest.param(Tricube, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("given", ["weights", "left_out", "weights and left_out", "two values", "no value"])
 def test_weights_of_keys_keys_left_out_and_any_number_of_values(kernel, given):
     points = case(kernel, spread=0.5, values={"two values": 2, "no value": 0}.get(given, 1))
@@ -85,6 +87,7 @@ def test_weights_of_keys_keys_left_out_and_any_number_of_values(kernel, given):
     check(points, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [Laplace, Tricube])
 @pytest.mark.parametrize("columns", [1, 2])
 def test_categorical_columns(kernel, columns):

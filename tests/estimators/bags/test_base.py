@@ -157,6 +157,7 @@ def test_unusual_bags_have_finite_outputs(model, bags):
     assert_allclose(evidence.weight.sum(axis=1), 1)
 
 
+@pytest.mark.slow
 @every_ragged_model
 def test_a_bag_of_ten_thousand_beside_a_bag_of_one(model):
     random = np.random.default_rng(0)

@@ -45,6 +45,7 @@ def here(molecules, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_fit_predict_and_evidence_agree_with_python(here, molecules, suffix):
     result = fit("--hidden-size", 8, "--heads", 2, "--epochs", 30, "--seed", 3, table=f"bags.{suffix}")

@@ -137,6 +137,7 @@ def test_default_settings_learn_the_largest_feature(seed):
     assert classifier.score(bags[150:], largest[150:] > 1) > 0.8
 
 
+@pytest.mark.slow
 def test_several_classes():
     random = np.random.default_rng(0)
     bags, y = [], []
@@ -157,6 +158,7 @@ def test_several_classes():
     assert np.mean(supported == y) > 0.9
 
 
+@pytest.mark.slow
 def test_class_weight_changes_the_probabilities():
     bags = ragged_bags(count=80)
     y = np.array([bag[:, 0].max() + np.random.default_rng(0).normal() > 2 for bag in bags]).astype(int)
@@ -178,6 +180,7 @@ def test_class_weight_changes_the_probabilities():
         BagClassifier(class_weight={"yes": 2}, **QUICK).fit(bags, y)
 
 
+@pytest.mark.slow
 def test_regression_is_in_the_units_of_y():
     bags = ragged_bags(count=120)
     y = 1000 + 300 * np.array([bag[:, 0].mean() for bag in bags])

@@ -12,6 +12,7 @@ from regard.estimators.bags import training
 BRIEF = {**QUICK, "epochs": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 8}, {"early_stopping": True, "validation_fraction": 0.2}])
 def test_one_seed_gives_one_result_to_the_bit(settings):
     bags = ragged_bags()
@@ -28,6 +29,7 @@ def test_one_seed_gives_one_result_to_the_bit(settings):
     assert np.abs(fits[0] - fits[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_batches_have_every_bag_once_per_epoch():
     bags = ragged_bags()
     y = target_for(BagClassifier(), bags)
@@ -51,6 +53,7 @@ def test_early_stopping_keeps_the_best_epoch():
     assert not BagClassifier(**BRIEF).fit(bags, y).history_.validation
 
 
+@pytest.mark.slow
 def test_settings_reach_the_training_loop(monkeypatch):
     given = {}
 

@@ -101,6 +101,7 @@ def test_a_users_own_cache_folder_is_not_removed_with_the_run(tmp_path):
     assert not made.exists()
 
 
+@pytest.mark.slow
 def test_photos_with_equal_names_have_different_pictures(folder):
     (folder / "photos" / "more").mkdir()
     (folder / "photos" / "more" / "03.png").write_bytes((folder / "photos" / "07.png").read_bytes())

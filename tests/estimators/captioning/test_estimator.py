@@ -64,6 +64,7 @@ def test_an_encoder_by_name_is_saved_with_the_model(few, tmp_path):
     assert float(again.decoder_.baseline) == float(captioner.decoder_.baseline)
 
 
+@pytest.mark.slow
 def test_one_seed_one_result_and_the_users_encoder_is_not_changed(few):
     before = [parameter.clone() for parameter in TINY["encoder"].parameters()]
     captioner = Captioner(**SHORT).fit(few.images, few.captions)
@@ -108,6 +109,7 @@ def test_evidence_of_each_word_as_a_table_and_a_picture(tiny, few):
     assert evidence.plot() is not None
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_encodes_each_image_once(few, tmp_path):
     encoder, counts = MeanColours(), []
     settings = SHORT | {"encoder": encoder, "cache": tmp_path / "cache"}
@@ -125,6 +127,7 @@ def test_a_frozen_encoder_encodes_each_image_once(few, tmp_path):
         Captioner(**settings | {"encoder": MeanColours(4)}).fit(few.images, few.captions)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed(few, tmp_path, monkeypatch):
     settings = SHORT | {"soft_start": 0.0}
     whole = Captioner("hard", **settings).fit(few.images, few.captions)

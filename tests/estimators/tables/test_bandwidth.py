@@ -91,6 +91,7 @@ def test_categories_agree_with_statsmodels(ordered):
     assert np.isnan(best.marginal_effects(frame)[:, 1]).all()
 
 
+@pytest.mark.slow
 def test_learning_works_with_categorical_columns():
     random = np.random.default_rng(0)
     x, colour = random.normal(size=(200, 2)), random.integers(0, 3, 200)
@@ -105,6 +106,7 @@ def test_learning_works_with_categorical_columns():
     assert turned.score(frame, y) > 0.95
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_result():
     x, y = table(rows=150)
     first, second = (NadarayaWatson("learn", metric="full", random_state=3).fit(x, y).bandwidth_ for _ in range(2))
@@ -130,6 +132,7 @@ def test_aicc_raises_with_too_few_rows():
             NadarayaWatson("aicc", metric=metric).fit(x, y)
 
 
+@pytest.mark.slow
 def test_the_learned_criterion_is_the_leave_one_out_error_and_is_saved(tmp_path):
     x, y = table(rows=120, columns=2)
     both = np.stack([y, 1000 * y], axis=1)

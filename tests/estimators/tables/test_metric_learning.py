@@ -58,6 +58,7 @@ def wave_across(points):
     return (8 * (points[:, :1] + points[:, 1:2])).sin()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1])
 def test_an_irrelevant_feature_gets_a_wide_bandwidth(order):
     points = table(400, 3)
@@ -176,6 +177,7 @@ def test_a_drawn_row_does_not_see_itself(keys, monkeypatch):
         assert trial.keys[hidden.int().argmax(dim=1)].equal(trial.rows)
 
 
+@pytest.mark.slow
 def test_with_many_rows_keys_are_drawn_and_the_last_stage_uses_all(monkeypatch):
     monkeypatch.setattr(metric_learning, "KEYS", 60)
     monkeypatch.setattr(metric_learning, "BATCH", 40)
@@ -216,6 +218,7 @@ def test_a_weight_of_2_is_a_repeated_row():
         assert_close(loss, Trial(plain, repeated[1], repeated[0], kernel, order, False).loss(model))
 
 
+@pytest.mark.slow
 def test_rows_of_weight_0_are_ignored():
     points = table(150, 2)
     y = wave_across(points)

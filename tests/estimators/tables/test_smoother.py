@@ -241,6 +241,7 @@ def test_local_linear_with_a_large_ridge_is_attention():
     assert_close(level, attend(query, key, value, score=scores.Gaussian(0.4)))
 
 
+@pytest.mark.slow
 def test_local_linear_has_gradients():
     query, key, value = (
         x.requires_grad_() for x in (2 * points(3, 2), 2 * points(11, 2, seed=1), points(11, 2, seed=2))

@@ -75,6 +75,7 @@ def test_translate_keeps_the_order_and_empty_lines(model, tmp_path):
     assert run("translate", "model", given="").stdout == ""
 
 
+@pytest.mark.slow
 def test_evidence_and_info(model, tmp_path):
     (tmp_path / "three.txt").write_text("4 July 1976\n\n1 May 2001\n")
     run("evidence", "model", "three.txt", "--top", 2, "--out", "e.csv", "--plot", "e.png", "--row", 3)
@@ -123,6 +124,7 @@ def test_other_verbs_and_other_models_raise(model):
     assert run("translate", "model", "--beam", 0, given="a", code=2)
 
 
+@pytest.mark.slow
 def test_invalid_sentences_raise(model, monkeypatch):
     message = refused("translate", "model", given="1" * 201)
     assert "sentence 1 has 201 tokens, more than the model's longest, 200" in message
@@ -177,6 +179,7 @@ def test_a_bleu_of_characters_is_labelled(tmp_path):
     assert ", of characters" in run("info", "short").stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_resume(monkeypatch):
     mean_loss, calls = module.mean_loss, []
 

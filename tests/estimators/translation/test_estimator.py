@@ -48,6 +48,7 @@ def test_evidence_is_of_the_models_own_translation_by_default(translator):
     np.testing.assert_array_equal(given.weight, alignment.weight)
 
 
+@pytest.mark.slow
 def test_translations_keep_the_order_and_empty_lines(translator):
     sources, _ = held_out_dates(30, seed=2)
     one_by_one = [translator.translate([sentence])[0] for sentence in sources]
@@ -150,6 +151,7 @@ def test_a_finished_run_resumes_with_more_epochs_but_not_with_other_validation_p
         Translator("rnn", **TINY | {"epochs": 3}).fit(*pairs, validation=(validation[0], validation[1][::-1]), **run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "kind"), [("muon", Muon), ("adamw", torch.optim.AdamW)])
 def test_the_settings_of_the_training_reach_it(monkeypatch, optimizer, kind):
     recipes = []
@@ -170,6 +172,7 @@ def test_the_settings_of_the_training_reach_it(monkeypatch, optimizer, kind):
         assert {parameter.ndim > 1 for parameter in group["params"]} == {group["weight_decay"] == 0.3}
 
 
+@pytest.mark.slow
 def test_smoothing_reaches_the_loss(tiny):
     smooth = Translator("rnn", **TINY | {"smoothing": 0.3}).fit(*dates(60))
     assert smooth.history_.loss[0] != tiny("rnn").history_.loss[0]

@@ -72,6 +72,7 @@ def test_a_process_writes_a_stream():
     assert len(rest) == 41
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes(monkeypatch):
     loss, calls = LanguageModel.loss, []
 

@@ -210,6 +210,7 @@ def test_a_fit_that_fails_leaves_the_model_unchanged(tiny):
     assert tiny.write("the", 9, seed=0) == before
 
 
+@pytest.mark.slow
 def test_the_held_out_part_is_not_trained_on():
     """The last tenth of the text has other letters: no training batch has them."""
     batches = []

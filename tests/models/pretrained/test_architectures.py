@@ -59,6 +59,7 @@ def test_logits_and_weights_equal_those_of_transformers(make, tmp_path):
         assert_close(result, weights, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", LANGUAGE.values(), ids=LANGUAGE)
 @torch.inference_mode()
 def test_steps_with_a_cache_equal_those_of_transformers(make, tmp_path):

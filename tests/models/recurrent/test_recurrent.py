@@ -175,6 +175,7 @@ def test_the_encoders_states_equal_torchs_and_are_0_at_padding(cell):
     assert_close(states, encoder._run_packed(rows, LENGTHS), rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM], ids=["gru", "lstm"])
 def test_dropout_between_layers(cell):
     encoder = RecurrentEncoder(RecurrentConfig(SIZE, HIDDEN, cell, layers=2, dropout=1.0))
