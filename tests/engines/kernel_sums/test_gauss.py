@@ -107,6 +107,7 @@ def assert_moments(got, points, tolerance):
     assert (np.abs(got.product - wanted.product) <= tolerance * size[:, None, None] * scale).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [1, 2, 3])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("more", [False, True])
