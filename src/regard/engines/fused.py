@@ -46,8 +46,7 @@ def _fill_scores(distances: bool, query: Tensor, key: Tensor, out: Tensor) -> No
         torch.bmm(query, key.mT, out=out)
         return
     for head in range(len(out)):
-        words = *_split_precision(query[head], out.dtype), *_split_precision(key[head], out.dtype)
-        loops.distances(*words, out[head].numpy())
+        loops.distances(_by_feature(query[head]), _by_feature(key[head]), out[head].numpy())
 
 
 def _add_gradients(
@@ -61,18 +60,16 @@ def _add_gradients(
     # Summed over the block in the precision of the scores, [heads, features, points], then added in that of the points.
     to_query, to_key = score_grad.new_zeros(query.mT.shape), score_grad.new_zeros(key.mT.shape)
     for head in range(len(score_grad)):
-        words = *_split_precision(query[head], score_grad.dtype), *_split_precision(key[head], score_grad.dtype)
-        loops.distances_backward(score_grad[head].numpy(), *words, to_query[head].numpy(), to_key[head].numpy())
+        points = _by_feature(query[head]), _by_feature(key[head])
+        loops.distances_backward(score_grad[head].numpy(), *points, to_query[head].numpy(), to_key[head].numpy())
     query_grad.add_(to_query.mT)
     key_grad.add_(to_key.mT)
 
 
-def _split_precision(points: Tensor, dtype: torch.dtype) -> tuple[Floats, Floats]:
-    """Coordinates [features, points] rounded to a dtype, and the rounding errors."""
-    points = points.T.contiguous()
-    rounded = points.to(dtype)
-    rest = torch.where(rounded.isfinite(), points - rounded, 0.0)  # inf - inf would be NaN
-    return rounded.numpy(), rest.to(dtype).numpy()
+def _by_feature(points: Tensor) -> Floats:
+    """Coordinates `[points, features]` as `[features, points]`."""
+    coordinates: Floats = points.T.contiguous().numpy()
+    return coordinates
 
 
 class Task(NamedTuple):

@@ -7,7 +7,6 @@ on disk. A NamedTuple groups arguments that belong together.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from regard.compiled import compiled
@@ -41,48 +40,34 @@ class RowDropout(NamedTuple):
     scale: Float  # factor of what is not dropped
 
 
-@njit(fastmath=EXACT)
-def difference(first: Float, second: Float, first_rest: Float, second_rest: Float) -> Float:
-    """second - first, for numbers stored in two words."""
-    return (second - first) + (second_rest - first_rest)
-
-
 @compiled(nogil=True, fastmath=EXACT)
-def distances(query: Floats, query_rest: Floats, key: Floats, key_rest: Floats, block: Floats) -> None:
-    """block[i, j] = -½‖query_i - key_j‖². Coordinates are [features, points], each with its rounding error."""
-    half = block.dtype.type(-0.5)
+def distances(query: Floats, key: Floats, block: Floats) -> None:
+    """block[i, j] = -½‖query_i - key_j‖². Coordinates are [features, points] in float64; differences are rounded."""
+    number = block.dtype.type
+    half = number(-0.5)
     for i in range(block.shape[0]):
         row = block[i]
         row[:] = 0
         for feature in range(query.shape[0]):
-            here, rest, others, rests = query[feature, i], query_rest[feature, i], key[feature], key_rest[feature]
+            here, others = query[feature, i], key[feature]
             for j in range(row.shape[0]):
-                step = difference(others[j], here, rests[j], rest)
+                step = number(here - others[j])
                 row[j] += step * step
         for j in range(row.shape[0]):
             row[j] *= half
 
 
 @compiled(nogil=True, fastmath=SUM)
-def distances_backward(
-    score_grad: Floats,
-    query: Floats,
-    query_rest: Floats,
-    key: Floats,
-    key_rest: Floats,
-    query_grad: Floats,
-    key_grad: Floats,
-) -> None:
+def distances_backward(score_grad: Floats, query: Floats, key: Floats, query_grad: Floats, key_grad: Floats) -> None:
     """Add score_grad[i, j] · (key_j - query_i) to the gradient of query_i, and subtract it from that of key_j."""
+    number = score_grad.dtype.type
     for i in range(score_grad.shape[0]):
         row = score_grad[i]
         for feature in range(query.shape[0]):
-            here, rest, others, rests = query[feature, i], query_rest[feature, i], key[feature], key_rest[feature]
-            to_key = key_grad[feature]
-            summed = score_grad.dtype.type(0)
+            here, others, to_key = query[feature, i], key[feature], key_grad[feature]
+            summed = number(0)
             for j in range(row.shape[0]):
-                # Both words are subtracted before anything is summed: the small difference carries the digits.
-                step = row[j] * difference(here, others[j], rest, rests[j])
+                step = row[j] * number(others[j] - here)
                 summed += step
                 to_key[j] -= step
             query_grad[feature, i] += summed
