@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers.talking import run
 
 from regard import Captioner, Translator, Writer, load
+from regard.compiled import dropout_hash
 from regard.models.image_encoders import SmallResNet
 
 FOLDER = Path(__file__).parent / "saved_before"
@@ -94,12 +96,23 @@ def copied_run(name, folder):
     return folder
 
 
-def test_the_run_of_a_writer_is_resumed(tmp_path):
+def hashed_dropout(x, rate, training, inplace):
+    """Dropout of activations as it was then: by a hash of the row, the column, and a seed from torch's generator."""
+    if not training:
+        return x
+    rows = x.flatten(0, -2)  # [rows, columns]
+    hashes = dropout_hash.row_hashes(dropout_hash.draw_seed(), torch.tensor(0), torch.arange(len(rows)).unsqueeze(-1))
+    kept = dropout_hash.keep_mask(rate, *hashes, torch.arange(rows.shape[1]))
+    return x * kept.view_as(x) * dropout_hash.keep_scale(rate)
+
+
+def test_the_run_of_a_writer_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.nn.functional.dropout", hashed_dropout)
     recorded, folder = RECORDED["run_writer"], copied_run("run_writer", tmp_path / "run")
     writer = Writer(**recorded["settings"]).fit(recorded["fit_on"], checkpoint=folder, resume=True)
     assert len(writer.history_.validation) == 4
     assert writer.history_.validation[0] == 77
-    assert_near(writer.perplexity(recorded["text"]), recorded["perplexity"], 1e-2)  # dropout drew other masks then
+    assert_near(writer.perplexity(recorded["text"]), recorded["perplexity"], 1e-4)  # further steps may round otherwise
 
 
 def test_the_run_of_a_translator_is_resumed(tmp_path):

@@ -105,12 +105,15 @@ class Muon(Optimizer):
             if not state:
                 state["mean"] = torch.zeros_like(matrix)
             state["mean"].lerp_(gradient, 1 - group["momentum"])
-            by_shape[matrix.shape].append((matrix, gradient.lerp(state["mean"], group["momentum"])))  # Nesterov's
+            nesterov = squares(gradient.lerp(state["mean"], group["momentum"]))
+            by_shape[nesterov.shape[1:]].append((matrix, nesterov))
         for shape, pairs in by_shape.items():
-            directions = orthogonal(torch.stack([gradient for _, gradient in pairs]))  # [matrices, rows, columns]
+            direction = orthogonal(torch.cat([nesterov for _, nesterov in pairs]))  # [squares of all, rows, columns]
             length = group["lr"] * STEP_RMS * math.sqrt(max(shape))
-            for (matrix, _), direction in zip(pairs, directions, strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=length)
+            parts = torch.split(direction, [len(nesterov) for _, nesterov in pairs])
+            for (matrix, _), part in zip(pairs, parts, strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                squares(matrix).sub_(part, alpha=length)
 
     def _adamw_step(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         """The step of all other parameters, by torch's AdamW."""
@@ -139,6 +142,24 @@ def matrices_of(model: nn.Module) -> list[nn.Parameter]:
     embeddings = {module.weight for module in modules if isinstance(module, nn.Embedding)}
     weights = [p for module in modules if isinstance(module, nn.Linear | nn.RNNBase) for p in module.parameters(False)]
     return [weight for weight in dict.fromkeys(weights) if weight.ndim == 2 and weight not in embeddings]
+
+
+def squares(matrix: Tensor) -> Tensor:
+    """A view of a matrix as the square blocks that it consists of, `[squares, n, n]`.
+
+    So the packed matrix of queries, keys and values is three, and most of a Transformer has one shape. If neither side
+    is a multiple of the other, the view is `[1, rows, columns]`.
+
+    >>> import torch
+    >>> [list(squares(torch.zeros(shape)).shape) for shape in ((6, 2), (2, 6), (2, 3))]
+    [[3, 2, 2], [3, 2, 2], [1, 2, 3]]
+    """
+    rows, columns = matrix.shape
+    if rows % columns == 0:
+        return torch.unflatten(matrix, 0, (-1, columns))  # [squares, columns, columns]
+    if columns % rows == 0:
+        return torch.unflatten(matrix, 1, (-1, rows)).transpose(0, 1)  # [squares, rows, rows]
+    return matrix.unsqueeze(0)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
