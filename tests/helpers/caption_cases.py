@@ -7,11 +7,10 @@ from torch import nn
 
 from regard.models.image_encoders import SmallResNet
 
-SCENES = {"least": 1, "size": 64, "hidden": 128, "score_size": 64, "dropout": 0.0, "spread": 0.0, "batch_size": 32,
-          "epochs": 12, "learning_rate": 5e-3, "warm": 50, "random_state": 2, "verbose": False}  # fmt: skip
+SCENES = {"least": 1, "size": 64, "hidden": 128, "score_size": 64, "dropout": 0.0, "spread": 0.0, "batch_size": 16,
+          "epochs": 10, "learning_rate": 4e-3, "warm": 50, "random_state": 0, "verbose": False}  # fmt: skip
 TINY = SCENES | {"encoder": SmallResNet(16, image_size=16), "size": 16, "hidden": 32, "score_size": 8, "batch_size": 8,
-                 "epochs": 20, "learning_rate": 2e-2, "clip": 5.0, "validation_fraction": 0.25, "warm": 2,
-                 "random_state": 0}  # fmt: skip
+                 "epochs": 20, "learning_rate": 2e-2, "clip": 5.0, "validation_fraction": 0.25, "warm": 2}  # fmt: skip
 COLOURS = {
     "a picture that is red": (210, 40, 40),
     "all of it is green": (40, 160, 60),

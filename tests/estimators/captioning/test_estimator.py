@@ -27,7 +27,7 @@ SHORT = TINY | {"epochs": 3}
 @pytest.mark.parametrize("attention", ["soft", "hard"])
 def test_captions_of_scenes_are_exact_and_nouns_look_at_their_objects(attention):
     training, test = scenes(2000, seed=1), scenes(100, seed=2)
-    captioner = Captioner(attention, encoder=SmallResNet(48), **SCENES).fit(training.images, training.captions)
+    captioner = Captioner(attention, encoder=SmallResNet(64), **SCENES).fit(training.images, training.captions)
     captions = captioner.caption(test.images, beam=3)
     assert np.mean([one == other for one, other in zip(captions, test.captions, strict=True)]) >= 0.9
     lifts = []
