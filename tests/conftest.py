@@ -13,8 +13,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when Hugging Face's packages are impo
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """One seed, one result, whatever ran before."""
+    """One seed and one number of threads, whatever ran before: sums by more threads differ in their last digits."""
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

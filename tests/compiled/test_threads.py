@@ -12,10 +12,7 @@ from regard.compiled.threads import spread
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def threads_of_a_new_thread():

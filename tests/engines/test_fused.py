@@ -40,7 +40,7 @@ def results(tensors, output_grad, **settings):
 @pytest.fixture(autouse=True)
 def _four_heads_together(monkeypatch):
     monkeypatch.setattr(fused, "BLOCK", (4 * 11, 7))  # four of fifteen heads
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    torch.set_num_threads(2)
 
 
 @pytest.fixture

@@ -110,16 +110,12 @@ def test_threads_give_the_same(monkeypatch):
     one_thread = gradients(one, tensors)
     monkeypatch.setattr(attentive_rnn, "SINGLE_THREAD_LIMIT", 0)
     monkeypatch.setattr(attentive_rnn, "MIN_ROWS_PER_THREAD", 1)
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        several = additive_step(*tensors)
-        assert len(attentive_rnn._slices_of_step(13, KEYS * HIDDEN)) == 3
-        assert len(attentive_rnn._slices_of_rows(13)) == 3
-        assert_close(several, one, rtol=0, atol=0)
-        assert_close(gradients(several, tensors), one_thread, rtol=1e-13, atol=1e-14)
-    finally:
-        torch.set_num_threads(before)
+    several = additive_step(*tensors)
+    assert len(attentive_rnn._slices_of_step(13, KEYS * HIDDEN)) == 3
+    assert len(attentive_rnn._slices_of_rows(13)) == 3
+    assert_close(several, one, rtol=0, atol=0)
+    assert_close(gradients(several, tensors), one_thread, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "all"])

@@ -103,15 +103,11 @@ def test_threads_give_the_same(kind, monkeypatch):
     one = with_attention(rnn, x, start, tensors)
     one_thread = gradients(one, parameters)
     monkeypatch.setattr(attentive_rnn, "MIN_ROWS_PER_THREAD", 1)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        assert len(attentive_rnn._slices_of_rows(ROWS)) == 2
-        several = with_attention(rnn, x, start, tensors)
-        assert_close(several, one, rtol=1e-12, atol=1e-13)
-        assert_close(gradients(several, parameters), one_thread, rtol=1e-11, atol=1e-12)
-    finally:
-        torch.set_num_threads(before)
+    assert len(attentive_rnn._slices_of_rows(ROWS)) == 2
+    several = with_attention(rnn, x, start, tensors)
+    assert_close(several, one, rtol=1e-12, atol=1e-13)
+    assert_close(gradients(several, parameters), one_thread, rtol=1e-11, atol=1e-12)
 
 
 def test_float32_is_as_precise_as_torch():
@@ -133,14 +129,10 @@ def test_an_output_changed_in_place_raises_in_backward():
 
 
 def test_rows_are_divided_among_threads_unless_there_are_few():
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        assert [part.stop - part.start for part in attentive_rnn._slices_of_rows(33)] == [17, 16]
-        assert len(attentive_rnn._slices_of_rows(15)) == 1
-        assert attentive_rnn._slices_of_rows(0) == []
-    finally:
-        torch.set_num_threads(before)
+    assert [part.stop - part.start for part in attentive_rnn._slices_of_rows(33)] == [17, 16]
+    assert len(attentive_rnn._slices_of_rows(15)) == 1
+    assert attentive_rnn._slices_of_rows(0) == []
 
 
 @pytest.mark.parametrize(

@@ -197,18 +197,14 @@ def test_a_station_has_one_thread(tmp_path):
         seen.append((torch.get_num_threads(), blas()))
         yield from ()
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        stations = [Station("one", "One", "Small.", visit, 0, chapter=1)]
-        with threadpool_limits(3, user_api="blas"):
-            kinds = len(blas())  # none, where NumPy has another
-            assert not [visit.error for visit in run_stations(stations, tmp_path) if visit.error]
-            assert seen == [(1, {1} if kinds else set())]
-            assert torch.get_num_threads() == 3  # and what comes after the tour is as it was
-            assert blas() == ({3} if kinds else set())
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(3)
+    stations = [Station("one", "One", "Small.", visit, 0, chapter=1)]
+    with threadpool_limits(3, user_api="blas"):
+        kinds = len(blas())  # none, where NumPy has another
+        assert not [visit.error for visit in run_stations(stations, tmp_path) if visit.error]
+        assert seen == [(1, {1} if kinds else set())]
+        assert torch.get_num_threads() == 3  # and what comes after the tour is as it was
+        assert blas() == ({3} if kinds else set())
 
 
 def test_a_station_that_is_not_there(tmp_path):
