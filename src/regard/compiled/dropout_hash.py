@@ -37,8 +37,6 @@ def row_hashes(seed: int, head: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
 
 def keep_mask(dropout: float, first: Tensor, second: Tensor, key: Tensor) -> Tensor:
     """True for weights that are not dropped. Row hashes `[..., q, 1]` and key indices `[k]` give `[..., q, k]`."""
-    if dropout == 1:
-        return (first + key) < 0
     return _scramble(first + key, second) >= threshold(dropout)
 
 

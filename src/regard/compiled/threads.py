@@ -34,41 +34,32 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     Threads last for the call only: a pool would not survive a fork, as by a data loader.
     """
     allowed = torch.get_num_threads()
-    threads = min(allowed, len(work))
     inference = torch.is_inference_mode_enabled()
+    waiting = list(enumerate(work))
+    items = iter(waiting)
     results: dict[int, Result] = {}
-    failures: list[BaseException] = []
-    items = iter(list(enumerate(work)))
 
     def run() -> None:
         # A new thread has gradients on, whatever the mode of the caller.
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast("cpu", enabled=False):
-            for number, item in items:
-                if failures:
-                    return
-                try:
+            try:
+                for number, item in items:
                     results[number] = task(item)
-                except BaseException as failure:
-                    failures.append(failure)
+            finally:
+                waiting.clear()  # on an error, no thread takes another item
 
-    if threads < 2:
+    count = min(allowed, len(work))
+    if count < 2:
         run()
-    else:
-        try:
-            _run_on_threads(run, threads, failures)
-        finally:
-            torch.set_num_threads(allowed)
-    if failures:
-        raise failures[0]
-    return [results[number] for number in range(len(work))]
-
-
-def _run_on_threads(run: Callable[[], None], count: int, failures: list[BaseException]) -> None:
-    """Run it on several threads at once, each with torch's own parallelism off, and wait for all of them."""
+        return [results[number] for number in range(len(work))]
+    failures: list[BaseException] = []
 
     def run_alone() -> None:
         torch.set_num_threads(1)
-        run()
+        try:
+            run()
+        except BaseException as failure:
+            failures.append(failure)
 
     threads = [threading.Thread(target=run_alone, daemon=True) for _ in range(count)]
     try:
@@ -76,9 +67,11 @@ def _run_on_threads(run: Callable[[], None], count: int, failures: list[BaseExce
             thread.start()
         for thread in threads:
             thread.join()
-    except BaseException as stop:  # Ctrl-C: no thread takes another item, and items under way are finished
-        failures.append(stop)
-        for thread in threads:
-            if thread.is_alive():
-                thread.join()
-        raise
+    finally:  # after Ctrl-C, too: no thread takes another item, and items under way are finished
+        waiting.clear()
+        for thread in filter(threading.Thread.is_alive, threads):
+            thread.join()
+        torch.set_num_threads(allowed)
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(work))]

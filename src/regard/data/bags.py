@@ -77,10 +77,6 @@ class Bags:
         chosen = np.arange(len(self))[key]
         if chosen.ndim == 0:
             return self.instances[self.starts[chosen] : self.starts[chosen + 1]]
-        return self.take(chosen)
-
-    def take(self, chosen: Integers) -> "Bags":
-        """The bags at these indices, in this order."""
         sizes = self.sizes[chosen]
         starts = _starts_of(sizes)
         row = np.repeat(self.starts[chosen] - starts[:-1], sizes) + np.arange(starts[-1])
@@ -181,19 +177,17 @@ def _match_columns(bags: Sequence[Any]) -> tuple[Sequence[object], tuple[str, ..
 def _from_array(array: Floats, lengths: ArrayLike | None) -> Bags:
     """Bags from an array [B, n, d]: all of its rows, or those that the lengths say."""
     count, most, size = array.shape
-    if not count or not size:
-        raise ValueError(f"there must be at least one bag and one feature, got shape {list(array.shape)}")
+    if not array.size:
+        raise ValueError(f"there must be at least one bag, instance and feature, got shape {list(array.shape)}")
     sizes = np.full(count, most) if lengths is None else np.asarray(lengths)
     if sizes.shape != (count,) or sizes.dtype.kind not in "iu":
         raise ValueError(
             f"lengths must be [{count}] whole numbers, one per bag, got shape {list(sizes.shape)} of {sizes.dtype}"
         )
-    if (sizes < 1).any():
-        index = int(np.argmax(sizes < 1))
-        raise ValueError(f"bag {index} is empty, its length is {sizes[index]}: a bag needs an instance")
-    if (sizes > most).any():
-        index = int(np.argmax(sizes > most))
-        raise ValueError(f"lengths must be at most {most}, the size of the array, got {sizes[index]} for bag {index}")
+    wrong = (sizes < 1) | (sizes > most)
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise ValueError(f"lengths must be from 1 to {most}, the size of the array, got {sizes[index]} for bag {index}")
     if (sizes == most).all():
         return Bags(array.reshape(-1, size), _starts_of(sizes))  # [B, n, d] → [B · n, d]
     return Bags(array[np.arange(most) < sizes[:, None]], _starts_of(sizes))  # the mask [B, n] drops the padding

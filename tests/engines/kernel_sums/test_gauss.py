@@ -7,7 +7,7 @@ import pytest
 import reference
 
 from regard.engines import dense
-from regard.engines.kernel_sums import gauss, gauss_fft, pairs
+from regard.engines.kernel_sums import gauss, pairs
 from regard.engines.kernel_sums.problem import Moments, Points
 from regard.kernels import Laplace
 
@@ -19,7 +19,7 @@ CASES = ["normal", "clusters", "cauchy", "duplicates", "line", "shifted", "latti
 @pytest.fixture(autouse=True)
 def small_grids(monkeypatch):
     """Fast in three dimensions too; boxes are cut then."""
-    monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 2**18)
+    monkeypatch.setattr(gauss, "FEWEST_MODES", 2**18)
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def test_any_distance_from_one_heavy_cluster(features, tolerance, enough, monkey
 
 @pytest.mark.parametrize("features", [1, 2, 3])
 def test_the_transform_answers_nearly_all(features, monkeypatch):
-    monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 2**21)
+    monkeypatch.setattr(gauss, "FEWEST_MODES", 2**21)
     counts = count_pairs(monkeypatch)
     key = np.random.default_rng(0).normal(size=(20_000, features)) * 20_000 ** (1 / (features + 4))
     points = Points(key, key, key[:, :1] ** 2, left_out=np.arange(len(key)))
@@ -188,8 +188,8 @@ def test_the_compiled_loops_answer_the_others(monkeypatch):
 
 def test_leaving_out_costs_no_more_transforms(monkeypatch):
     plans = []
-    make = gauss_fft.make_transform
-    monkeypatch.setattr(gauss_fft, "make_transform", lambda *given: plans.append(given[0]) or make(*given))
+    make = gauss.make_transform
+    monkeypatch.setattr(gauss, "make_transform", lambda *given: plans.append(given[0]) or make(*given))
     points = case("normal", 2, left_out=True)
     gauss.means(points, 1e-6)
     assert plans == [1, 2, 1, 2]  # four columns, two at a time
@@ -199,8 +199,8 @@ def test_leaving_out_costs_no_more_transforms(monkeypatch):
 
 def test_points_wider_than_the_grid_are_answered_where_they_are_dense(monkeypatch):
     counts = count_pairs(monkeypatch)
-    monkeypatch.setattr(gauss_fft, "FEWEST_MODES", 400)
-    monkeypatch.setattr(gauss_fft, "MODES_PER_POINT", 0)
+    monkeypatch.setattr(gauss, "FEWEST_MODES", 400)
+    monkeypatch.setattr(gauss, "MODES_PER_POINT", 0)
     points = case("cauchy", 1, left_out=True).for_queries(slice(QUERIES - 60))
     assert_means(gauss.means(points, 1e-6), points, 1e-6)
     assert 0 < sum(counts) < 0.3 * QUERIES

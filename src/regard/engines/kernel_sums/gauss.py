@@ -4,8 +4,8 @@ On a box with periodic edges the kernel is a short Fourier series, K(u) = Σ_ω 
 
     Σ_k strength[k] K(query - k) = Σ_ω exp(iω query) g(ω) Σ_k strength[k] exp(-iωk)
 
-is one transform of the keys, a product, and one transform to the queries (`gauss_fft.py`). The sums with
-u = key - query are derivatives by the query, from the same coefficients:
+is one transform of the keys, a product, and one transform to the queries; two real columns are transformed as one
+complex column. The sums with u = key - query are derivatives by the query, from the same coefficients:
 
     Σ w u K = ∂ Σ w K          Σ w u_a u_b K = ∂_a ∂_b Σ w K + [a = b] Σ w K
 
@@ -19,28 +19,27 @@ measured: |error at distance u| ≤ near √K(u) + far. By Cauchy–Schwarz then
     |error of Σ strength K| ≤ √energy · (near √(Σ weight K) + far √(Σ weight))     energy = Σ strength² / weight
 
 A query is trusted if this bound, divided by its weight, is within the tolerance. The others, far from most keys,
-go to `pairs`, as do those outside of the box, if widely spread points would need too large a grid.
+go to `pairs`.
+
+The period of the `Box` of the transforms is as wide as queries and keys together, plus the reach of the kernel. If
+points are spread so widely that the grid would be too large, queries at the edges are left out of the box, and go to
+`pairs` too.
 """
 
 import functools
+import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from regard.engines.job import Job
 from regard.engines.kernel_sums import pairs
-from regard.engines.kernel_sums.gauss_fft import (
-    PRECISIONS,
-    Box,
-    Sums,
-    fit_box,
-    rows_within,
-    sample_of,
-    transform,
-    within,
-)
 from regard.engines.kernel_sums.problem import (
     Booleans,
     Floats,
@@ -49,10 +48,27 @@ from regard.engines.kernel_sums.problem import (
     Means,
     Moments,
     Points,
+    Rows,
     standardise,
 )
 from regard.kernels import Gaussian
 
+if TYPE_CHECKING:
+    from finufft import Plan as Transform
+
+_Complex = NDArray[np.complex128]
+_BAND = 8.2
+"""The highest frequency, at which the Fourier transform of the kernel is 1e-15."""
+_REACH = 8.6
+"""Of the kernel, in bandwidths: farther away it is 1e-16 and left out."""
+FEWEST_MODES, MODES_PER_POINT, _MOST_MODES = 2**20, 3, 2**23
+"""Size of the grid before upsampling: what is always cheap, what points pay for, what fits into memory."""
+_TRIMS = (0.0, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.03, 0.1)
+"""Fractions of the queries cut off at each side of each feature, tried in turn until the grid is small enough."""
+_SAMPLE = 2**16
+"""Number of queries to measure the spread by."""
+_SMALL = 2**16
+"""Points and modes below which threads cost more than they save."""
 ENOUGH = 1e-3
 """Fraction of the tolerance that `near` may be: queries are trusted down to some 1e-5 of the summed weight."""
 FAR, GRADIENT_FAR = 1e-15, 5e-14
@@ -61,38 +77,44 @@ _ROUNDING = 5e-16
 """What rounded coordinates add to `near`, in a box of width 1."""
 FEWEST_PAIRS = {1: 10**7, 2: 10**8, 3: 10**9}
 """By the number of features: below these, computing the pairs is faster."""
-
-
 FOURIER = "gauss: Fourier transforms, and pairs for queries with little weight"
 """The algorithm of this engine, if its transforms can be used at all."""
 
 
-class Gauss(KernelEngine):
-    """The Gaussian of 1 to 3 features under softmax, in time q + k, without gradients.
+class _Precision(NamedTuple):
+    """How exact the transforms are."""
 
-    tolerance   the largest error, as a fraction of the standard deviation of the values
+    eps: float  # asked of finufft
+    upsampling: float  # of its grid: with less, the grid is smaller, but each point touches more of it
+    near: float  # 2 to 3 times the largest error seen, over keys and queries anywhere in small and large boxes
+    gradient_near: float  # the same for the sums with u and u uᵀ
 
-    >>> import torch, regard
-    >>> x, y = torch.randn(9, 1), torch.randn(9, 2)
-    >>> regard.plan(x, x, y, score=regard.scores.Gaussian(0.5), engine=Gauss(tolerance=1e-3)).algorithm
-    'gauss: Fourier transforms, and pairs for queries with little weight'
-    """
 
-    name = "gauss"
+PRECISIONS = {
+    1: [_Precision(1e-12, 2.0, 4e-12, 2e-11)],
+    2: [_Precision(1e-12, 2.0, 4e-12, 2e-11)],
+    3: [_Precision(1e-8, 1.25, 7e-10, 6e-9), _Precision(1e-12, 1.5, 8e-13, 2e-12)],
+}
+"""By the number of features. The first is fast; the next is used if the first would leave many queries to `pairs`."""
 
-    def refuses(self, job: Job) -> str | None:
-        reason = super().refuses(job)
-        if reason is None and type(job.score) is not Gaussian:
-            return f"gauss supports only the Gaussian kernel of numeric columns, got {job.score!r}"
-        if reason is None and job.query.shape[-1] not in PRECISIONS:
-            return f"gauss supports 1 to 3 features, got {job.query.shape[-1]}"
-        return reason
 
-    def _algorithm(self, points: Points) -> str:
-        return algorithm(points, self.tolerance)
+class Box(NamedTuple):
+    """The queries that the transforms answer, the keys that they can see, and the grid of frequencies."""
 
-    def _means(self, points: Points) -> Means:
-        return means(points, self.tolerance)
+    low: Floats  # [features], of queries
+    high: Floats
+    key_low: Floats
+    key_high: Floats
+    period: Floats  # [features]
+    modes: tuple[int, ...]
+
+
+class Sums(NamedTuple):
+    """Sums over the keys. The first column is the weight, the others are the weighted values, standardised."""
+
+    plain: Floats  # [1 + values, queries]                of 1
+    gradient: Floats  # [features, 1 + values, queries]   of u, or empty
+    square: Floats  # [features, features, queries]       of u uᵀ, of the weight only, or empty
 
 
 def unsuitable(points: Points) -> str | None:
@@ -106,7 +128,7 @@ def unsuitable(points: Points) -> str | None:
     if points.pairs < FEWEST_PAIRS[points.features]:
         return f"{points.pairs:,} pairs are few: gauss is faster from {FEWEST_PAIRS[points.features]:,}"
     box = fit_box(points)
-    fraction = 0.0 if box is None else float(np.mean(within(sample_of(points.query), box.low, box.high)))
+    fraction = 0.0 if box is None else float(np.mean(_within(_sample_of(points.query), box.low, box.high)))
     if fraction < 0.5:
         return (
             "points are too far apart relative to the bandwidth: a grid that fits into memory would hold"
@@ -148,7 +170,7 @@ def _compute(points: Points, tolerance: float, *, moments: bool) -> Sequence[Flo
     box = _usable_box(points)
     if box is None:
         return by_pairs(points, tolerance)
-    rows = rows_within(points.query, box.low, box.high)
+    rows = _rows_within(points.query, box.low, box.high)
     value, centre, deviation = standardise(points.value)
     inside = replace(points.for_queries(rows), value=value)
     averages, log_weight, trusted = _mean_in_box(inside, box, tolerance, moments=moments)
@@ -175,7 +197,7 @@ def _mean_in_box(points: Points, box: Box, tolerance: float, *, moments: bool) -
     options = PRECISIONS[points.features]
     nears = [option.gradient_near if moments else option.near for option in options]
     choice = next((number for number, near in enumerate(nears) if near <= ENOUGH * tolerance), len(options) - 1)
-    visible = rows_within(points.key, box.key_low, box.key_high)
+    visible = _rows_within(points.key, box.key_low, box.key_high)
     columns = _strengths(points)
     sums = transform(points, columns, visible, box, options[choice], moments=moments)
     near = (nears[choice] + _ROUNDING * box.period.max()) * np.sqrt(np.maximum(sums.plain[0], 0))
@@ -214,3 +236,148 @@ def _subtract_left_out(points: Points, left_out: Integers, columns: Floats, sums
         for column, row in zip(columns, gradient, strict=True):
             row -= column[left_out] * kernel * offset[a]
         sums.square[a] -= columns[0, left_out] * kernel * offset[a] * offset
+
+
+def fit_box(points: Points) -> Box | None:
+    """The largest box whose grid is small enough; None if there is none, or no query is near the keys' range."""
+    if not points.pairs:
+        return None
+    allowed = min(max(FEWEST_MODES, MODES_PER_POINT * (len(points.query) + len(points.key))), _MOST_MODES)
+    nearest, farthest = points.key.min(axis=0), points.key.max(axis=0)
+    ordered = np.sort(_sample_of(points.query), axis=0)
+    for trim in _TRIMS:
+        cut = round(trim * len(ordered))
+        low, high = (ordered[cut], ordered[-1 - cut]) if trim else (points.query.min(axis=0), points.query.max(axis=0))
+        low, high = np.maximum(low, nearest - _REACH), np.minimum(high, farthest + _REACH)
+        key_low, key_high = np.maximum(nearest, low - _REACH), np.minimum(farthest, high + _REACH)
+        # A query must be farther than the reach from the periodic images of all keys.
+        period = np.maximum(high - key_low, key_high - low) + _REACH
+        modes = 2 * np.ceil(_BAND * period / (2 * np.pi)) + 1
+        if (high < low).any():
+            return None
+        if np.prod(modes) <= allowed:
+            return Box(low, high, key_low, key_high, period, tuple(int(n) for n in modes))
+    return None
+
+
+def _sample_of(points: Floats) -> Floats:
+    """Some of the points, evenly taken."""
+    return points[:: 1 + len(points) // _SAMPLE]
+
+
+def _within(points: Floats, low: Floats, high: Floats) -> Booleans:
+    """Which points are in a box."""
+    return np.asarray(((points >= low) & (points <= high)).all(axis=1))
+
+
+def _rows_within(points: Floats, low: Floats, high: Floats) -> Rows:
+    """Their rows; a slice if all are, which copies nothing."""
+    inside = _within(points, low, high)
+    return slice(None) if inside.all() else np.flatnonzero(inside)
+
+
+def transform(
+    points: Points, columns: Floats, visible: Rows, box: Box, precision: _Precision, *, moments: bool
+) -> Sums:
+    """Sums over the visible keys, whose strengths are `columns` [1 + values, keys]."""
+    features, count = len(box.modes), len(points.query)
+    depth = features if moments else 0
+    sums = Sums(
+        np.zeros((len(columns), count)),
+        np.zeros((depth, len(columns), count)),
+        np.zeros((depth, depth, count)),
+    )
+    frequency = [
+        np.arange(-(n // 2), n // 2 + 1) * (2 * np.pi / period) for n, period in zip(box.modes, box.period, strict=True)
+    ]
+    for first in range(0, len(columns), 2):
+        two = slice(first, first + 2)
+        strength = columns[first] + 1j * columns[first + 1] if len(columns[two]) == 2 else columns[first] + 0j
+        spectrum = make_transform(1, points.key[visible], box, precision).execute(strength[visible])
+        for axis, along in enumerate(frequency):
+            spectrum *= _along_axis(np.exp(-0.5 * along**2) * (math.sqrt(2 * np.pi) / box.period[axis]), axis, features)
+        to_queries = make_transform(2, points.query, box, precision)
+        _split_complex(to_queries.execute(spectrum), sums.plain[two])
+        for axis in range(depth):
+            derivative = spectrum * _along_axis(1j * frequency[axis], axis, features)
+            _split_complex(to_queries.execute(derivative), sums.gradient[axis, two])
+        if first == 0 and moments:
+            _fill_squares(to_queries, spectrum, frequency, sums)
+    return sums
+
+
+def _fill_squares(to_queries: "Transform", spectrum: _Complex, frequency: list[Floats], sums: Sums) -> None:
+    """The sums of the weight with u uᵀ, two at a time."""
+    features = len(frequency)
+    spectrum = 0.5 * (spectrum + np.flip(spectrum).conj())  # the weight is the real one of the two columns
+    grid = [_along_axis(along, axis, features) for axis, along in enumerate(frequency)]
+    entries = list(itertools.combinations_with_replacement(range(features), 2))
+    for first in range(0, len(entries), 2):
+        (a, b), (c, d) = entries[first], entries[min(first + 1, len(entries) - 1)]
+        both = to_queries.execute(spectrum * (-grid[a] * grid[b] - 1j * grid[c] * grid[d]))
+        sums.square[a, b] = sums.square[b, a] = both.real
+        sums.square[c, d] = sums.square[d, c] = both.imag
+    for axis in range(features):
+        sums.square[axis, axis] += sums.plain[0]
+
+
+def _along_axis(numbers: Floats | _Complex, axis: int, features: int) -> Floats | _Complex:
+    """A vector along one axis of a grid: [n] -> [1, …, n, …, 1]."""
+    return numbers.reshape([-1 if other == axis else 1 for other in range(features)])
+
+
+def _split_complex(both: _Complex, rows: Floats) -> None:
+    """The two columns that were transformed as one; the last may have been alone."""
+    rows[0] = both.real
+    rows[1:] = both.imag
+
+
+def make_transform(kind: int, position: Floats, box: Box, precision: _Precision) -> "Transform":
+    """A transform from points to modes (1) or from modes to points (2). Making it is fast: it sorts the points."""
+    import finufft
+
+    made = finufft.Plan(
+        kind,
+        box.modes,
+        eps=precision.eps,
+        isign=-1 if kind == 1 else 1,
+        upsampfac=precision.upsampling,
+        nthreads=_threads() if len(position) + math.prod(box.modes) > _SMALL else 1,
+    )
+    middle, scale = (box.low + box.high) / 2, 2 * np.pi / box.period
+    made.setpts(*((position[:, axis] - middle[axis]) * scale[axis] for axis in range(len(box.modes))))
+    return made
+
+
+def _threads() -> int:
+    """As many as torch has. One in a forked process: the threads of its parent do not exist there."""
+    return torch.get_num_threads() if os.getpid() == _first_process() else 1
+
+
+@functools.cache
+def _first_process() -> int:
+    """The process that made the first transform; its forks inherit the number."""
+    return os.getpid()
+
+
+class Gauss(KernelEngine):
+    """The Gaussian of 1 to 3 features under softmax, in time q + k, without gradients.
+
+    tolerance   the largest error, as a fraction of the standard deviation of the values
+
+    >>> import torch, regard
+    >>> x, y = torch.randn(9, 1), torch.randn(9, 2)
+    >>> regard.plan(x, x, y, score=regard.scores.Gaussian(0.5), engine=Gauss(tolerance=1e-3)).algorithm
+    'gauss: Fourier transforms, and pairs for queries with little weight'
+    """
+
+    name = "gauss"
+    _algorithm, _means = staticmethod(algorithm), staticmethod(means)
+
+    def refuses(self, job: Job) -> str | None:
+        reason = super().refuses(job)
+        if reason is None and type(job.score) is not Gaussian:
+            return f"gauss supports only the Gaussian kernel of numeric columns, got {job.score!r}"
+        if reason is None and job.query.shape[-1] not in PRECISIONS:
+            return f"gauss supports 1 to 3 features, got {job.query.shape[-1]}"
+        return reason

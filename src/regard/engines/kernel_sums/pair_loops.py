@@ -54,7 +54,10 @@ def _make_room(sides: int, size: int) -> _Room:
 
 @njit()
 def _fill_weights(data: Data, formulas: Formulas, logs: bool, room: _Room, size: int) -> None:
-    """Fill in the weights at some offsets, without those of the keys themselves; or the logs of them."""
+    """Fill in the weights at some offsets, without those of the keys themselves; or the logs of them.
+
+    With categorical columns these must be logs.
+    """
     weight, penalty, columns = room.weight[:size], room.other[:size], data.penalty.shape[1]
     features = room.offset.shape[0] - columns
     weight[:] = 0
@@ -76,12 +79,8 @@ def _fill_weights(data: Data, formulas: Formulas, logs: bool, room: _Room, size:
         per_step, per_change = data.penalty[0, column], data.penalty[1, column]
         for j in range(size):
             penalty[j] += per_step * abs(offset[j]) + (per_change if offset[j] != 0 else 0.0)
-    if logs:
-        for j in range(size):
-            weight[j] -= penalty[j]
-    else:
-        for j in range(size):
-            weight[j] *= exponential(-penalty[j])
+    for j in range(size):
+        weight[j] -= penalty[j]
 
 
 @njit()

@@ -43,26 +43,6 @@ FLOAT32, FLOAT64 = "pairs: float32 loops, float64 for far queries", "pairs: floa
 """The algorithms of this engine."""
 
 
-class Pairs(KernelEngine):
-    """Kernels under softmax, in memory q + k, without gradients.
-
-    tolerance   the largest error, as a fraction of the standard deviation of the values
-
-    >>> import torch, regard
-    >>> x, y = torch.randn(9, 3), torch.randn(9, 2)
-    >>> regard.plan(x, x, y, score=regard.scores.Laplace(0.5), engine=Pairs(tolerance=1e-9)).algorithm
-    'pairs: float64 loops'
-    """
-
-    name = "pairs"
-
-    def _algorithm(self, points: Points) -> str:
-        return algorithm(points, self.tolerance)
-
-    def _means(self, points: Points) -> Means:
-        return means(points, self.tolerance)
-
-
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:
     """What `means` runs, or `moments`."""
     points = replace(points, value=standardise(points.value)[0])
@@ -226,3 +206,18 @@ def _make_blocks(starts: Integers, low: Floats, high: Floats) -> Blocks:
     """Blocks of points, or of boxes, [dimensions, points]."""
     low, high = np.minimum.reduceat(low, starts[:-1], axis=1), np.maximum.reduceat(high, starts[:-1], axis=1)
     return Blocks(starts, np.ascontiguousarray(low), np.ascontiguousarray(high))
+
+
+class Pairs(KernelEngine):
+    """Kernels under softmax, in memory q + k, without gradients.
+
+    tolerance   the largest error, as a fraction of the standard deviation of the values
+
+    >>> import torch, regard
+    >>> x, y = torch.randn(9, 3), torch.randn(9, 2)
+    >>> regard.plan(x, x, y, score=regard.scores.Laplace(0.5), engine=Pairs(tolerance=1e-9)).algorithm
+    'pairs: float64 loops'
+    """
+
+    name = "pairs"
+    _algorithm, _means = staticmethod(algorithm), staticmethod(means)

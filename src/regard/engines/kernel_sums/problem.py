@@ -7,7 +7,7 @@ The weight between a query and a key is
 where the last factor is that of the categorical columns, if there are any (`regard.kernels.Mixed`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -140,6 +140,8 @@ class KernelEngine:
 
     tolerance: float = 1e-6  # a fraction of the standard deviation of the values
     name: ClassVar[str]
+    _algorithm: ClassVar[Callable[[Points, float], str]]
+    _means: ClassVar[Callable[[Points, float], Means]]
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
@@ -149,7 +151,7 @@ class KernelEngine:
         return _reason_against(self.name, job)
 
     def algorithm(self, job: Job) -> str:
-        names = {self._algorithm(points) for _, points in _points_of(job, _key_bias(job))}
+        names = {type(self)._algorithm(points, self.tolerance) for _, points in _points_of(job, _key_bias(job))}
         return ", or ".join(sorted(names))
 
     def attend(self, job: Job) -> Tensor:
@@ -159,15 +161,9 @@ class KernelEngine:
         bias = _key_bias(job)
         mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
         for lead, points in _points_of(job, bias):
-            mean[lead], log_weight[lead] = self._means(points)
+            mean[lead], log_weight[lead] = type(self)._means(points, self.tolerance)
         dtype = job.value.dtype
         return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + _highest(bias)).to(dtype))
-
-    def _algorithm(self, points: Points) -> str:
-        raise NotImplementedError
-
-    def _means(self, points: Points) -> Means:
-        raise NotImplementedError
 
 
 def _reason_against(engine: str, job: Job) -> str | None:

@@ -65,7 +65,7 @@ class NetworkOverBags(Seeded, OverBags):
 
         def batch_of(chosen: Any) -> _Batch:
             index = np.asarray(chosen)
-            some = scaled.take(index)
+            some = scaled[index]
             return torch.from_numpy(some.instances), torch.from_numpy(some.bag_index), target[index], weight[index]
 
         def batch_loss(batch: _Batch) -> Tensor:
