@@ -372,7 +372,7 @@ class Gauss(KernelEngine):
     """
 
     name = "gauss"
-    _algorithm, _means = staticmethod(algorithm), staticmethod(means)
+    _functions = algorithm, means
 
     def refuses(self, job: Job) -> str | None:
         reason = super().refuses(job)

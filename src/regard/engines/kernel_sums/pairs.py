@@ -220,4 +220,4 @@ class Pairs(KernelEngine):
     """
 
     name = "pairs"
-    _algorithm, _means = staticmethod(algorithm), staticmethod(means)
+    _functions = algorithm, means

@@ -140,8 +140,9 @@ class KernelEngine:
 
     tolerance: float = 1e-6  # a fraction of the standard deviation of the values
     name: ClassVar[str]
-    _algorithm: ClassVar[Callable[[Points, float], str]]
-    _means: ClassVar[Callable[[Points, float], Means]]
+    _functions: ClassVar[
+        tuple[Callable[[Points, float], str], Callable[[Points, float], Means]]
+    ]  # `algorithm`, `means`
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
@@ -151,7 +152,8 @@ class KernelEngine:
         return _reason_against(self.name, job)
 
     def algorithm(self, job: Job) -> str:
-        names = {type(self)._algorithm(points, self.tolerance) for _, points in _points_of(job, _key_bias(job))}
+        algorithm, _ = self._functions
+        names = {algorithm(points, self.tolerance) for _, points in _points_of(job, _key_bias(job))}
         return ", or ".join(sorted(names))
 
     def attend(self, job: Job) -> Tensor:
@@ -160,8 +162,9 @@ class KernelEngine:
     def attend_parts(self, job: Job) -> Attended:
         bias = _key_bias(job)
         mean, log_weight = np.empty([*job.shape[:-1], job.value.shape[-1]]), np.empty(job.shape[:-1])
+        _, means = self._functions
         for lead, points in _points_of(job, bias):
-            mean[lead], log_weight[lead] = type(self)._means(points, self.tolerance)
+            mean[lead], log_weight[lead] = means(points, self.tolerance)
         dtype = job.value.dtype
         return Attended(torch.from_numpy(mean).to(dtype), torch.from_numpy(log_weight + _highest(bias)).to(dtype))
 
