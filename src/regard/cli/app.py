@@ -32,7 +32,9 @@ except ImportError:
     raise SystemExit(f"the command line needs typer: {INSTALL}") from None
 
 from regard.cli.fit import AnySubject, FitGroup, subjects
-from regard.estimators.subject import open_model, say
+from regard.estimators import restore
+from regard.estimators.subject import say
+from regard.saving import read_folder
 
 _STOPPED = 130
 """The exit code of a program that was ended by Ctrl-C."""
@@ -185,7 +187,8 @@ def tour(
 
 def _open_folder(folder: Path) -> tuple[Any, Any, AnySubject]:
     """A model, what its folder knows of its data, and its subject."""
-    model, config = open_model(folder)
+    config, arrays = read_folder(folder)
+    model = restore(folder, config, arrays)
     subject = next(
         each for each in subjects().values() if type(model).__name__ in (*each.estimators, *each.other_estimators)
     )

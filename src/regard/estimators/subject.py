@@ -20,7 +20,7 @@ from regard.data.columns import Schema as TableSchema
 from regard.data.columns import feature_columns, split_names
 from regard.data.tables import Value, check_complete, impute, read_table
 from regard.estimators.settings import setting, settings_of, with_settings
-from regard.saving import CONFIG, read_folder
+from regard.saving import CONFIG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
     """What `command.py` of a subject must offer."""
 
     name: ClassVar[str]  # `regard fit NAME`
-    inputs: ClassVar[str]  # what its data is called in messages: "rows", "sentences"
+    inputs: ClassVar[str]  # what its data is called in messages: "rows", "lines"
     estimators: ClassVar[tuple[str, ...]]  # public names of the estimators that it fits; their settings are options
     other_estimators: ClassVar[tuple[str, ...]] = ()  # those that it does not fit, but opens from a model folder
     data: type[Data]  # a class `with_settings`: what to learn from
@@ -71,9 +71,9 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
     def read_inputs(self, model: Any, schema: Schema, path: Path) -> Inputs:
         """New data from a file, checked."""
 
-    @abstractmethod
     def label(self, inputs: Inputs, index: int) -> str:
         """An input as a message calls it: "row 3"."""
+        return f"{self.inputs.removesuffix('s')} {index + 1}"
 
     @abstractmethod
     def describe(self, model: Any, schema: Schema) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
 
     def open_folder(self, folder: Path, verb: str) -> Any:
         """The model in a folder; raises if it is not of this subject."""
-        model, _ = open_model(folder)
+        model = estimators.load(folder)
         if type(model).__name__ not in self.estimators:
             kinds = " or ".join(self.estimators)
             raise ValueError(f"regard {verb} needs a {kinds}, got a {type(model).__name__} in {folder}")
@@ -262,12 +262,6 @@ def make(estimator: type, settings: dict[str, Any]) -> Any:
     if foreign:
         raise ValueError(f"--{foreign[0].replace('_', '-')} is not a setting of {estimator.__name__}")
     return estimator(**settings)
-
-
-def open_model(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A model and its config, read from a folder."""
-    config, arrays = read_folder(folder)
-    return estimators.restore(folder, config, arrays), config
 
 
 def say(message: str, quiet: bool = False) -> None:

@@ -10,13 +10,13 @@ import base64
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from regard.files import write_text
 from regard.progress import ProgressBar
+from regard.torch_modes import small_steps
 from regard.tour.findings import COLUMNS, Picture, Row, Station, Visit
 
 PAGE, _TITLE = "index.html", "<title>The tour of Regard</title>"
@@ -74,9 +74,11 @@ def _write_page(out: Path, done: Sequence[Visit], left: int, quick: bool, stoppe
 
 def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str) -> Visit:
     """Run one station; an error is part of the result."""
+    from threadpoolctl import threadpool_limits  # scikit-learn needs it too
+
     visit = Visit(station)
     bar = ProgressBar(describe, station.findings)
-    with torch.random.fork_rng(devices=[]), _one_thread(), bar:
+    with torch.random.fork_rng(devices=[]), small_steps(), threadpool_limits(1, user_api="blas"), bar:
         torch.manual_seed(seed)
         since = time.perf_counter()
         bar.update(done=0)
@@ -95,17 +97,3 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
             visit.error = " ".join(f"{type(error).__name__}: {error}".split())
             visit.trace = traceback.format_exc()
     return visit
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread of torch and NumPy: several threads of a small model mostly wait for each other."""
-    from threadpoolctl import threadpool_limits  # scikit-learn needs it too
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)

@@ -192,11 +192,6 @@ class TrainingData(NamedTuple):
         """The images to train on, and after them those to validate with."""
         return [example.image for example in (*self.training, *self.validation)]
 
-    @property
-    def validation_indices(self) -> torch.Tensor:
-        """The indices in `images` of those to validate with."""
-        return torch.arange(len(self.training), len(self.training) + len(self.validation))
-
 
 def prepare_data(
     images: Sequence[ImageSource],
@@ -267,7 +262,8 @@ def run_fingerprint(data: TrainingData, encoder: GridEncoder) -> Iterator[str]:
 
 def validation_score(data: TrainingData, decoder: CaptionDecoder, grids: Grids, longest: int) -> float:
     """Minus the BLEU-4 of captions of the validation images, by greedy search."""
-    batches = map(grids, torch.split(data.validation_indices, 256))
+    indices = torch.arange(len(data.training), len(data.images))  # the validation images follow those of training
+    batches = map(grids, torch.split(indices, 256))
     tokens = caption_tokens(decoder, batches, data.tokenizer, longest)
     captions = [caption_text(data.tokenizer, ids) for ids in tokens]
     scores = caption_scores(captions, [example.captions for example in data.validation])

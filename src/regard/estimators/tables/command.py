@@ -77,9 +77,6 @@ class Tables(TableSubject[TableFile, "DataFrame"]):
             predictions["log_density"] = model.log_density(inputs)
         return import_pandas().DataFrame(predictions)
 
-    def label(self, inputs: "DataFrame", index: int) -> str:
-        return f"row {index + 1}"
-
     def describe(self, model: "Model", schema: Schema) -> dict[str, Any]:
         settings, widths = model.get_params(), model.bandwidth_
         bandwidth = f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given"

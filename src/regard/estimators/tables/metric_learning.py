@@ -23,8 +23,7 @@ width by search: the kernel's form changes the best width, and hardly the shape.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -38,6 +37,7 @@ from regard.estimators.tables.smoother import local_linear
 from regard.kernels import Mixed
 from regard.masks import Mask, both
 from regard.scores import Gaussian, Score, is_inner_product
+from regard.torch_modes import small_steps
 from regard.training import History, Monitor, Recipe, copied_state, train
 
 BATCH = 512
@@ -90,7 +90,7 @@ def learn_metric(
     model = Stretch(points.shape[-1] - (len(score.per_change) if isinstance(score, Mixed) else 0))
     # A kernel without a gradient learns with that of the Gaussian.
     smooth = Mixed(Gaussian(1.0), score.per_step, score.per_change) if isinstance(score, Mixed) else SameDtypeGaussian()
-    with _fast_small_steps():
+    with small_steps():
         history = [
             _run_stage(stage, model, sample, smooth, generator, progress)
             for stage in plan_stages(metric, order, len(sample.train))
@@ -305,21 +305,3 @@ def best_exponent(error: Callable[[float], float], grid: Sequence[float], evalua
     options = {"maxiter": evaluations, "xatol": 0.005}
     near = minimize_scalar(error, bounds=(best - step, best + step), method="bounded", options=options)
     return (float(near.x), float(near.fun)) if near.fun < least else (best, least)
-
-
-@contextmanager
-def _fast_small_steps() -> Iterator[None]:
-    """One thread, and weights below 1e-38 rounded to 0: for steps of a few milliseconds, and the same bits everywhere.
-
-    Several threads wait for one another at each operation. With another process on one of the cores, that was measured
-    to take 25 times as long. Most keys of a narrow kernel have a weight below 1e-38, and denormal numbers make the CPU
-    5 times slower.
-    """
-    threads, flushes = torch.get_num_threads(), float(torch.tensor(1e-39) * 1.0) == 0
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(flushes)

@@ -63,7 +63,7 @@ class Translation(TrainedSubject[PairFiles, list[str]]):
     """Train a translator on pairs of sentences, to use it with regard translate."""
 
     name = "translator"
-    inputs = "sentences"
+    inputs = "lines"
     estimators = ("Translator",)
     data = PairFiles
 
@@ -89,9 +89,6 @@ class Translation(TrainedSubject[PairFiles, list[str]]):
         if alignment is None:
             raise ValueError(f"line {index + 1} must not be empty: it has no tokens to draw")
         return alignment.plot()
-
-    def label(self, inputs: list[str], index: int) -> str:
-        return f"line {index + 1}"
 
     def describe(self, model: "Translator", schema: None) -> dict[str, Any]:
         source, target = model.vocabularies_.sizes

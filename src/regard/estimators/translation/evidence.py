@@ -52,8 +52,7 @@ class Alignment:
 
     def to_json(self) -> dict[str, list[str] | list[list[float]]]:
         """Tokens and weights as JSON can hold them."""
-        weight = [[round(float(one), 4) for one in row] for row in self.weight]
-        return {"source": self.source, "target": self.target, "weight": weight}
+        return {"source": self.source, "target": self.target, "weight": self.weight.round(4).tolist()}
 
     def plot(self, axes: "Axes | None" = None) -> "Axes":
         """A heat map: source tokens at the top, target tokens at the side, dark for a large weight."""

@@ -64,12 +64,9 @@ class TextEvidence:
 
         Without `head`, the mean of all heads of the block.
         """
-        heads = range(self.index.shape[1]) if head is None else [head]
-        matrix = np.zeros((len(self), len(self)))
-        for each in heads:
-            row, rank = np.nonzero(self.index[block, each] >= 0)
-            matrix[row, self.index[block, each, row, rank]] += self.weight[block, each, row, rank] / len(heads)
-        return matrix
+        matrix = np.zeros((self.index.shape[1], len(self), len(self) + 1))  # index -1 is the last column
+        np.put_along_axis(matrix, self.index[block], self.weight[block], axis=-1)
+        return matrix[:, :, :-1].mean(axis=0) if head is None else matrix[head, :, :-1]
 
     def plot(self, block: int = -1, head: int | None = None, axes: "Axes | None" = None) -> "Axes":
         """A heat map of tokens by tokens: the weights of one head, or the mean of all heads of a block."""
