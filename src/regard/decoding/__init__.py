@@ -19,8 +19,8 @@ Ties are always broken the same way: the earlier hypothesis first, then the lowe
 Dropout is up to the model: put it in `eval` mode.
 """
 
-from regard.decoding.beam import Batch, beam, decode_batches
-from regard.decoding.sampling import Sampling, greedy, largest, nucleus, sample
+from regard.decoding.beam import Batch, beam, decode_batches, greedy
+from regard.decoding.sampling import Sampling, largest, nucleus, sample
 from regard.decoding.step import Hypothesis, Step, forbid, select
 from regard.layers.cache import FixedTensors
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.checks import positive
-from regard.decoding.sampling import greedy, largest
+from regard.decoding.sampling import largest
 from regard.decoding.step import (
     Hypothesis,
     State,
@@ -54,7 +54,7 @@ def beam(
     keep      the number of hypotheses to return, at most `size`; fewer if there are no more
 
     The search for a sentence stops when no open hypothesis can become better than its `keep` finished ones: the result
-    is the same as that of a search to the full length. With size 1 and penalty 0 it is `greedy`.
+    is the same as that of a search to the full length.
 
     >>> import torch
     >>> table = torch.tensor([[0.0, 0.6, 0.4, 0.0], [0.0, 0.3, 0.3, 0.4], [0.0, 0.0, 0.1, 0.9], [1.0, 0.0, 0.0, 0.0]])
@@ -75,6 +75,17 @@ def beam(
         if len(rows) and not torch.equal(rows, torch.arange(len(log_probs), device=rows.device)):
             state = select(state, rows, of=len(log_probs))
     return [search.results[sentence] for sentence in range(len(start))]
+
+
+def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: int | Tensor) -> list[Hypothesis]:
+    """The likeliest token at each step, until the end: `beam` with size 1 and penalty 0, one hypothesis a row.
+
+    >>> import torch
+    >>> table = torch.tensor([[0.0, 0.9, 0.1], [0.3, 0.1, 0.6], [1.0, 0.0, 0.0]]).log()
+    >>> greedy(lambda state, last: (state, table[last]), None, torch.tensor([0, 1]), end=2, length=5)[0].tokens
+    [1]
+    """
+    return [best for [best] in beam(step, state, start, end=end, length=length, size=1, penalty=0.0)]
 
 
 class Batch(NamedTuple, Generic[State]):
@@ -104,7 +115,7 @@ def decode_batches(
 
     batches    read one at a time, in inference mode: a generator may encode the next inputs when it is asked for them
     size       the number of open hypotheses of an input; 1 is the greedy search
-    penalty    α of the beam's length penalty
+    penalty    α of the beam's length penalty; not used by the greedy search
     progress   is called with the number of inputs decoded so far, after each batch
 
     >>> import torch
@@ -116,12 +127,9 @@ def decode_batches(
     tokens: dict[int, list[int]] = {}
     for inputs, state, length in batches:
         first = torch.full((len(inputs),), start)
-        if size == 1:
-            best = greedy(step, state, first, end=end, length=length)
-        else:
-            ranked = beam(step, state, first, end=end, length=length, size=size, penalty=penalty)
-            best = [hypotheses[0] for hypotheses in ranked]
-        tokens.update((index, hypothesis.tokens) for index, hypothesis in zip(inputs, best, strict=True))
+        alpha = penalty if size > 1 else 0.0
+        ranked = beam(step, state, first, end=end, length=length, size=size, penalty=alpha)
+        tokens.update((index, best.tokens) for index, [best] in zip(inputs, ranked, strict=True))
         progress(len(tokens))
     return tokens
 

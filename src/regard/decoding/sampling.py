@@ -1,7 +1,6 @@
-"""One sequence a row, token by token: the likeliest or a random one.
+"""One sequence a row, token by token, each a random one.
 
-    token_t = argmax log p(· | token_<t)                     greedy
-    token_t ~ p(· | token_<t)^(1/temperature), filtered      sample
+    token_t ~ p(· | token_<t)^(1/temperature), filtered
 
 Filters of log probabilities `[rows, vocabulary]`; each row keeps at least its likeliest token:
 
@@ -20,16 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.checks import is_number, positive
-from regard.decoding.step import (
-    Hypothesis,
-    State,
-    Step,
-    check_log_probs,
-    check_possible,
-    checked_step,
-    length_limits,
-    select,
-)
+from regard.decoding.step import State, Step, check_log_probs, check_possible, checked_step, length_limits, select
 from regard.ops.attentive_rnn import draw_keys
 
 _BLOCK = 64
@@ -37,33 +27,6 @@ _BLOCK = 64
 
 _FIRST_TOKENS = 256
 """Number of tokens that are tried as a nucleus before all are sorted."""
-
-
-def greedy(step: Step[State], state: State, start: Tensor, *, end: int, length: int | Tensor) -> list[Hypothesis]:
-    """The likeliest token at each step, until the end: one hypothesis a row, whose score is its log probability.
-
-    start    the first token of each row, `[rows]`
-    end      the token that ends a row
-    length   the maximum number of tokens of a row, including the end: one number, or one for each row
-
-    >>> import torch
-    >>> table = torch.tensor([[0.0, 0.9, 0.1], [0.3, 0.1, 0.6], [1.0, 0.0, 0.0]]).log()
-    >>> greedy(lambda state, last: (state, table[last]), None, torch.tensor([0, 1]), end=2, length=5)[0].tokens
-    [1]
-    """
-    limits = length_limits(length, start, end)
-    total = torch.zeros(len(start), dtype=torch.float64, device=start.device)
-    columns = []
-    for row, token, log_probs in _generate(step, state, start, _likeliest, end, limits):
-        columns.append(_scatter_rows(row, token, len(start)))
-        total[row] += log_probs.gather(1, token[:, None]).squeeze(1)
-    if not columns:
-        return []
-    tokens = torch.stack(columns, dim=1)  # [rows, longest], -1 after the last
-    finished = (tokens == end).any(dim=1)
-    count = (tokens >= 0).sum(dim=1) - finished.long()
-    rows = zip(tokens.tolist(), count.tolist(), total.tolist(), finished.tolist(), strict=True)
-    return [Hypothesis(row[:n], score, score, ended) for row, n, score, ended in rows]
 
 
 @dataclass(frozen=True)
@@ -95,7 +58,7 @@ class Sampling:
     def draw(self, log_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A random token for each row of `[rows, vocabulary]`: `[rows]`."""
         if self.temperature == 0:
-            return _likeliest(log_probs)
+            return log_probs.max(dim=1).indices  # of equal tokens the lowest
         if self.temperature != 1:  # the maximum becomes 0, so that a small temperature makes nothing infinite
             least = torch.finfo(log_probs.dtype).tiny
             log_probs = (log_probs - log_probs.amax(dim=1, keepdim=True)) / max(self.temperature, least)
@@ -134,8 +97,7 @@ def sample(
     [[1, 0, 1], [1, 0, 1]]
     """
     draw = partial((sampling or Sampling()).draw, generator=generator)
-    choices = _generate(step, state, start, draw, end, length_limits(length, start, end))
-    return (_scatter_rows(row, token, len(start)) for row, token, _ in choices)
+    return _generate(step, state, start, draw, end, length_limits(length, start, end))
 
 
 @torch.no_grad()
@@ -146,12 +108,8 @@ def _generate(
     choose: Callable[[Tensor], Tensor],
     end: int | None,
     limit: Tensor,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Step by step, one token for each unfinished row, by `choose`: `[rows, vocabulary]` → `[rows]`.
-
-    Yields the index of each unfinished row `[active]`, its token `[active]`, and the log probabilities that it was
-    chosen from, `[active, vocabulary]`.
-    """
+) -> Iterator[Tensor]:
+    """The tokens of `sample`, step by step, by `choose`: `[unfinished rows, vocabulary]` → `[unfinished rows]`."""
     row, last, number = torch.arange(len(start), device=start.device), start, 0
     while len(row):
         number += 1
@@ -160,18 +118,13 @@ def _generate(
         check_log_probs(best, row, number)
         check_possible(best, row, number)
         last = choose(log_probs)
-        yield row, last, log_probs
+        yield torch.full_like(start, -1, dtype=torch.long).index_copy_(0, row, last)
         active = limit > number if end is None else (limit > number) & (last != end)
         if not active.all():
             index = active.nonzero().squeeze(1)
             if len(index):
                 state = select(state, index, of=len(row))
             row, last, limit = row[index], last[index], limit[index]
-
-
-def _likeliest(log_probs: Tensor) -> Tensor:
-    """The likeliest token of each row, `[rows]`; of equal ones the lowest."""
-    return log_probs.max(dim=1).indices
 
 
 def _draw_index(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -182,11 +135,6 @@ def _draw_index(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
     device = log_probs.device if generator is None else generator.device
     uniform = torch.rand(len(log_probs), dtype=torch.float64, generator=generator, device=device)
     return draw_keys(log_probs.softmax(dim=1), uniform.to(log_probs.device))
-
-
-def _scatter_rows(row: Tensor, token: Tensor, rows: int) -> Tensor:
-    """The tokens of some rows among all `[rows]`, -1 for the others."""
-    return torch.full((rows,), -1, dtype=torch.long, device=token.device).index_copy_(0, row, token)
 
 
 def _check_top_p(top_p: float) -> None:

@@ -11,7 +11,6 @@ decoder runs over all steps in one call, and all steps attend in one.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,21 +76,24 @@ class Global(nn.Module):
 
     def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor = 0) -> Tensor:
         """The contexts `[batch, m, width]`."""
-        return attend(query, memory, memory, score=self.score, mask=padding(lengths))
+        mask, falloff = self._window(query, memory, lengths, first_step)
+        weigh = softmax if falloff is None else lambda score: softmax(score) * falloff
+        return attend(query, memory, memory, score=self.score, mask=mask, weigh=weigh)
 
     def look(self, query: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
         """The weights `[batch, m, n]`."""
-        return look(query, memory, score=self.score, mask=padding(lengths))
+        mask, falloff = self._window(query, memory, lengths, 0)
+        weight = look(query, memory, score=self.score, mask=mask)
+        return weight if falloff is None else weight * falloff
+
+    def _window(
+        self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor
+    ) -> tuple[Mask, Tensor | None]:
+        """What each step may attend to, and the factors of the weights there, `[batch, m, n]`; None: 1."""
+        return padding(lengths), None
 
 
-class _LocalWindow(NamedTuple):
-    """The positions around each step's centre, and the factors of their weights."""
-
-    mask: Mask
-    falloff: Tensor | None  # [batch, m, n]  exp(−(i − p_t)² / 2σ²); None: 1
-
-
-class Local(nn.Module):
+class Local(Global):
     """Attention to the source states at most `radius` D from a centre p_t (section 3.2).
 
     monotonic   p_t = t, or the last token if the source is shorter
@@ -102,40 +104,26 @@ class Local(nn.Module):
     """
 
     def __init__(self, score: Score = dot, radius: int = 10, *, hidden: int | None = None) -> None:
-        super().__init__()
-        self.score, self.radius = score, positive("radius", radius)
-        self.centre = None
+        super().__init__(score)
+        self.radius, self.centre = positive("radius", radius), None
         if hidden is not None:
             self.centre = nn.Sequential(
                 nn.Linear(hidden, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, 1, bias=False)
             )
 
-    def _window(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor) -> _LocalWindow:
-        """The window of each step."""
+    def _window(
+        self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor
+    ) -> tuple[Mask, Tensor | None]:
         position = torch.arange(memory.shape[1], device=query.device)
+        falloff = None
         if self.centre is None:
             first = torch.as_tensor(first_step, device=query.device).reshape(-1, 1)  # [1 or batch, 1]
             step = torch.arange(query.shape[1], device=query.device) + first
             distance = position - torch.minimum(step, lengths.unsqueeze(-1) - 1).unsqueeze(-1)  # [batch, m, n]
-            return _LocalWindow(both(padding(lengths), distance.abs() <= self.radius), None)
-        centre = lengths.reshape(-1, 1, 1) * torch.sigmoid(self.centre(query))  # [batch, m, 1]
-        distance = position - centre
-        inside = distance.detach().abs() <= self.radius
-        falloff = torch.exp(-2 * (distance / self.radius).square())  # 1/2σ² = 2/D²
-        return _LocalWindow(both(padding(lengths), inside), falloff)
-
-    def forward(self, query: Tensor, memory: Tensor, lengths: Tensor, first_step: int | Tensor = 0) -> Tensor:
-        """The contexts `[batch, m, width]`."""
-        mask, falloff = self._window(query, memory, lengths, first_step)
-        if falloff is None:
-            return attend(query, memory, memory, score=self.score, mask=mask)
-        return attend(query, memory, memory, score=self.score, mask=mask, weigh=lambda score: softmax(score) * falloff)
-
-    def look(self, query: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
-        """The weights `[batch, m, n]`."""
-        mask, falloff = self._window(query, memory, lengths, 0)
-        weight = look(query, memory, score=self.score, mask=mask)
-        return weight if falloff is None else weight * falloff
+        else:
+            distance = position - lengths.reshape(-1, 1, 1) * torch.sigmoid(self.centre(query))  # [batch, m, n]
+            falloff = torch.exp(-2 * (distance / self.radius).square())  # exp(−(i − p_t)² / 2σ²), 1/2σ² = 2/D²
+        return both(padding(lengths), distance.detach().abs() <= self.radius), falloff
 
 
 class Luong(Recurrent):
@@ -175,7 +163,7 @@ class Luong(Recurrent):
         if score is None and width != hidden:
             raise ValueError(f"dot needs states of one size, got {hidden} and {width}: use Bilinear")
         scoring = dot if score is None else score(hidden, width)
-        self.attention: Global | Local = Global(scoring)
+        self.attention = Global(scoring)
         if radius is not None:
             self.attention = Local(scoring, radius, hidden=hidden if predicted else None)
         self.decoder = config.make_rnn(size + read_size if feeding else size)
