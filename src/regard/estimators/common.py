@@ -82,21 +82,6 @@ def restored_module(module: Module, arrays: dict[str, Any], prefix: str = "", *,
     return module.eval().requires_grad_(False)
 
 
-def saved_history(history: History) -> dict[str, Any]:
-    """A history as JSON, without the losses. The names are part of the format of saved models."""
-    best = {"best_epoch": history.best_epoch, "averaged": history.averaged, "best": history.best}
-    return {"history": list(history.validation), **best}
-
-
-def restored_history(config: dict[str, Any]) -> History:
-    """The history from the config of a saved model, without the losses."""
-    history = config["history"]
-    best = min(history, default=None)  # older folders have the validations alone
-    best_epoch = history.index(best) if history else 0
-    values: dict[str, Any] = {"best_epoch": best_epoch, "averaged": 0, "best": best} | config
-    return History((), tuple(history), values["best_epoch"], values["averaged"], values["best"])
-
-
 def adamw(
     model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.99)
 ) -> torch.optim.AdamW:
@@ -119,13 +104,19 @@ class TrainedEstimator(BaseTraining, Seeded, SavedEstimator):
     history_: History
 
     def state(self) -> State:
-        state = super().state()
-        return state._replace(config=state.config | saved_history(self.history_))
+        state, history = super().state(), self.history_
+        # The names are part of the format of saved models; the losses are not.
+        best = {"best_epoch": history.best_epoch, "averaged": history.averaged, "best": history.best}
+        return state._replace(config=state.config | {"history": list(history.validation), **best})
 
     @classmethod
     def from_state(cls, config: dict[str, Any], arrays: dict[str, Any]) -> Self:
         model = super().from_state(config, arrays)
-        model.history_ = restored_history(config)
+        history = config["history"]
+        best = min(history, default=None)  # older folders have the validations alone
+        best_epoch = history.index(best) if history else 0
+        values: dict[str, Any] = {"best_epoch": best_epoch, "averaged": 0, "best": best} | config
+        model.history_ = History((), tuple(history), values["best_epoch"], values["averaged"], values["best"])
         return model
 
     def _checked_seed(self) -> int:

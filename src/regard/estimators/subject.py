@@ -18,7 +18,7 @@ from regard import estimators
 from regard.checks import optional_import
 from regard.data.columns import Schema as TableSchema
 from regard.data.columns import feature_columns, split_names
-from regard.data.tables import Value, check_complete, impute, read_table
+from regard.data.tables import Value, check_complete, import_pandas, impute, read_table
 from regard.estimators.settings import setting, settings_of, with_settings
 from regard.saving import CONFIG
 
@@ -160,6 +160,29 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
             frame = frame.rename(columns=dict(zip(names, schema.kinds, strict=True)))
         return schema.features(frame)
 
+    def predict(self, model: Any, schema: TableSchema, inputs: Inputs, columns: frozenset[str]) -> "DataFrame":
+        """The name of the bag if there are bags, the target, and `target_std`, `p_…` for each class, `log_density`."""
+        of_rows, classifies = columns & {"density", "std"}, hasattr(model, "classes_")
+        if schema.bag is not None and of_rows:
+            raise ValueError(f"--{max(of_rows)} is for rows, not for bags")
+        if "proba" in columns and not classifies:
+            raise ValueError("--proba is for classification; a regression of rows has --std")
+        if "std" in columns and classifies:
+            raise ValueError("--std is for regression; a classifier has --proba")
+        table = {} if schema.bag is None else {schema.bag: inputs.names}  # type: ignore[attr-defined]
+        if classifies:
+            table |= _predict_classes(model, inputs, "proba" in columns, taken=list(table))
+        else:
+            parts = model.predict(inputs, return_std=True) if "std" in columns else (model.predict(inputs),)
+            names = [f"{name}{suffix}" for suffix in ("", "_std")[: len(parts)] for name in model.targets_]
+            numbers = [
+                column for part in parts for column in part.reshape(len(part), -1).T
+            ]  # [m] or [m, c] to c of [m]
+            table |= zip(names, numbers, strict=True)
+        if "density" in columns:
+            table["log_density"] = model.log_density(inputs)
+        return import_pandas().DataFrame(table)
+
     def describe_table(
         self, model: Any, schema: TableSchema, facts: dict[str, Any], notes: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -188,13 +211,13 @@ def read_features(
     return filled, fill
 
 
-def predict_classes(model: Any, inputs: Any, proba: bool, extra_columns: Sequence[str] = ()) -> dict[str, Any]:
+def _predict_classes(model: Any, inputs: Any, proba: bool, taken: Sequence[str]) -> dict[str, Any]:
     """The most probable class, and with `proba` the probability of each class, by the name of the column."""
     chance, target = model.predict_proba(inputs), model.targets_[0]
     predicted = {target: model.classes_[chance.argmax(axis=1)]}
     for index, label in enumerate(model.classes_ if proba else ()):
         name = f"p_{label}"
-        if name in (target, *extra_columns):
+        if name in (target, *taken):
             raise ValueError(f"--proba adds a column {name!r}, but the table has a column of this name: rename it")
         predicted[name] = chance[:, index]
     return predicted

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from regard.data.bags import Bags, as_bags, group_targets
 from regard.data.columns import Schema, target_column, target_hints
-from regard.data.tables import DROP, Value, count_text, import_pandas, read_table, select_columns
+from regard.data.tables import DROP, Value, count_text, read_table, select_columns
 from regard.estimators.settings import setting, with_settings
-from regard.estimators.subject import Fitted, TableOptions, TableSubject, make, predict_classes, read_features
+from regard.estimators.subject import Fitted, TableOptions, TableSubject, make, read_features
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import Series
 
     from regard.estimators.bags.base import OverBags
 
@@ -63,20 +63,6 @@ class BagSubject(TableSubject[BagTable, Bags]):
             raise ValueError("the model has no column of bags: set its bag=… in Python, and save it again")
         bags = as_bags(self.read_rows(model, schema, path), by=schema.bag)
         return bags if hasattr(model, "feature_names_in_") else replace(bags, features=None)
-
-    def predict(self, model: "OverBags", schema: Schema, inputs: Bags, columns: frozenset[str]) -> "DataFrame":
-        """A row for each bag: its name, its prediction, and the probabilities of its classes."""
-        for name in ("std", "density"):
-            if name in columns:
-                raise ValueError(f"--{name} is for rows, not for bags")
-        if "proba" in columns and not hasattr(model, "classes_"):
-            raise ValueError("--proba is for classification")
-        table = {str(schema.bag): inputs.names}
-        if hasattr(model, "classes_"):
-            table |= predict_classes(model, inputs, "proba" in columns, extra_columns=list(table))
-        else:
-            table[schema.target] = model.predict(inputs)
-        return import_pandas().DataFrame(table)
 
     def label(self, inputs: Bags, index: int) -> str:
         return inputs.describe(index)

@@ -15,9 +15,8 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from regard.checks import positive
 from regard.data.images import CaptionBatch, ImageSource, as_images, caption_batches, match_captions, read_images
-from regard.data.text import Batches
+from regard.data.text import Batches, checked_text
 from regard.data.tokenizers import SPECIAL_TOKENS, START, bpe_tokenizer, tokenizer_from_json, word_tokenizer
 from regard.estimators.captioning.evidence import CaptionEvidence, caption_scores, has_words
 from regard.estimators.captioning.training import (
@@ -41,6 +40,7 @@ from regard.estimators.common import (
     TrainedEstimator,
     adamw,
     check_search,
+    checked_top,
     module_arrays,
     predicted_tokens,
     restored_module,
@@ -256,17 +256,15 @@ class Captioner(TrainedEstimator):
         The weights of hard attention are the probabilities of the cells, given the likeliest cells of earlier words.
         """
         check_is_fitted(self)
-        if caption is not None and not isinstance(caption, str):
-            raise TypeError(f"caption must be a text, got {type(caption).__name__}")
-        if top is not None:
-            positive("top", top)
+        text = None if caption is None else checked_text("caption", caption)
+        checked_top(top, 1, "cells")
         pixels = read_images([image], self.encoder_.image_size)
         with torch.inference_mode():
             grid = self.encoder_.grids(pixels)
-        if caption is None:
+        if text is None:
             [ids] = caption_tokens(self.decoder_, [grid], self.tokenizer_, self.longest, beam=beam)
         else:
-            ids = self.tokenizer_.encode(caption).ids
+            ids = self.tokenizer_.encode(text).ids
         with torch.inference_mode():
             weight = self.decoder_.look(grid, torch.tensor([[START, *ids]]))[0, : len(ids)]  # [words, cells]
         cells = weight.double().numpy().reshape(len(ids), *self.encoder_.shape)  # [words, rows, columns]

@@ -97,7 +97,6 @@ def check_encoder(name: str, value: object) -> None:
 
 def make_encoder(encoder: str | nn.Module, image_size: int | None) -> GridEncoder:
     """An encoder by name, with new weights; or a copy of a user's encoder."""
-    check_encoder("encoder", encoder)
     made = _ENCODERS[encoder]() if isinstance(encoder, str) else copy.deepcopy(encoder)
     return GridEncoder(made, image_size)
 

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from regard.data.columns import Schema, split_names, split_orders, target_column, target_hints, weight_column
-from regard.data.tables import Value, count_text, import_pandas, read_table
+from regard.data.tables import Value, count_text, read_table
 from regard.estimators.settings import setting, with_settings
-from regard.estimators.subject import Fitted, TableOptions, TableSubject, make, predict_classes, read_features
+from regard.estimators.subject import Fitted, TableOptions, TableSubject, make, read_features
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,22 +60,6 @@ class Tables(TableSubject[TableFile, "DataFrame"]):
         rows = self.read_rows(model, schema, path)
         return rows if hasattr(model, "feature_names_in_") else rows.to_numpy()
 
-    def predict(self, model: "Model", schema: Schema, inputs: ArrayLike, columns: frozenset[str]) -> "DataFrame":
-        """The target, and `target_std`, `p_…` for each class, or `log_density`."""
-        from regard.estimators.tables.estimator import NadarayaWatson
-
-        if isinstance(model, NadarayaWatson):
-            if "proba" in columns:
-                raise ValueError("--proba is for classification; a regression has --std")
-            predictions = predict_numbers(model, inputs, "std" in columns)
-        else:
-            if "std" in columns:
-                raise ValueError("--std is for regression; a classifier has --proba")
-            predictions = predict_classes(model, inputs, "proba" in columns)
-        if "density" in columns:
-            predictions["log_density"] = model.log_density(inputs)
-        return import_pandas().DataFrame(predictions)
-
     def describe(self, model: "Model", schema: Schema) -> dict[str, Any]:
         settings, widths = model.get_params(), model.bandwidth_
         bandwidth = f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given"
@@ -106,14 +89,6 @@ def describe_quality(model: "Model") -> list[str]:
         frequency = np.average(model.smoother_.value, axis=0, weights=model.smoother_.weight).max()
         return [f"leave-one-out accuracy: {score:.1%}; the most frequent class has {frequency:.1%}"]
     return [f"leave-one-out R²: {score:.3f}; the mean has 0"]
-
-
-def predict_numbers(model: "NadarayaWatson", rows: ArrayLike, std: bool) -> dict[str, NDArray[np.generic]]:
-    """Predictions, and with `std` their standard deviations, by the name of the column."""
-    parts = model.predict(rows, return_std=True) if std else (model.predict(rows),)
-    names = [f"{name}{suffix}" for suffix in ("", "_std")[: len(parts)] for name in model.targets_]
-    columns = [column for part in parts for column in part.reshape(len(part), -1).T]  # [m] or [m, c] to c of [m]
-    return dict(zip(names, columns, strict=True))
 
 
 SUBJECT = Tables()
