@@ -11,7 +11,7 @@ from helpers.cases import rand
 import regard
 from regard import masks, scores, weighing
 from regard.engines import Dense, Stream, dense, flash, fused, stream
-from regard.engines.kernel_sums import gauss, pair_formulas, pair_loops, pairs
+from regard.engines.kernel_sums import gauss, pair_loops, pairs
 from regard.engines.kernel_sums.problem import Points
 from regard.kernels import Gaussian, Tricube
 
@@ -48,7 +48,7 @@ def ran(monkeypatch):
         lambda points, heaviest, precise, moments, *, skip: pairs.FLOAT32 if precise[0] < math.inf else pairs.FLOAT64,
     )
     # Which loops run is known before they are compiled, which takes seconds.
-    monkeypatch.setattr(pair_formulas, "make_formulas", lambda kernel, features: None)
+    monkeypatch.setattr(pair_loops, "make_formulas", lambda kernel, features: None)
     monkeypatch.setattr(pair_loops, "compile_loops", lambda: lambda *given: None)
     # Few pairs count as many, so that all engines are chosen.
     monkeypatch.setattr(attending, "PAIRS_FROM", 2**9)

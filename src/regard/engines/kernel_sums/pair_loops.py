@@ -7,29 +7,40 @@ between two boxes bounds the weight of every pair of points in them. A block or 
 
 which keeps the sum of everything that is skipped below the tolerance, in whatever order blocks are visited.
 
-In float32, a block of queries visits the same keys. A query whose keys are all far is computed again in float64; so are
-all queries if the tolerance needs it, and all moments. In float64, queries are visited one by one, and summed relative
-to the largest weight so far, so that nothing underflows.
+In float32, a block of queries visits the same keys. Coordinates are relative to the centre of the block, where a
+distance of a few bandwidths keeps its digits; if the block is too wide for that, they have two words, and the second is
+what the first was rounded by. The weights of a block of keys are summed in float32, and these sums are added in
+float64. A query whose keys are all far is computed again in float64; so are all queries if the tolerance needs it, and
+all moments. In float64, queries are visited one by one, and summed relative to the largest weight so far, so that
+nothing underflows.
 
 `sum_blocks` is compiled once, for all kernels and any number of features, and cached on disk. What depends on these is
-in two small functions that it is passed (`pair_formulas.py`).
+in two small functions that it is passed, `Formulas`: another kernel takes little time to compile. They are closures
+over plain numbers, which are cached on disk; one over functions would be compiled again by every process. One of the
+numbers is the version of the source: a result on disk that was compiled from another version must not be used.
 
 LLVM vectorises the inner loops, each over one row of numbers. Rows are taken as slices, because an index that might be
 negative keeps a loop from being vectorised.
 """
 
 import functools
+import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from regard.compiled import compiled
-from regard.compiled.math import EXACT, SUM, exponential, row_max
-from regard.engines.kernel_sums.pair_formulas import LOG2E, Block32, Formulas, source_version
-from regard.engines.kernel_sums.problem import Blocks, Data, Floats, Floats32
+from regard.compiled.math import EXACT, SUM, Float, exponential, negative_power_of_two, row_max
+from regard.engines.kernel_sums.problem import Blocks, Data, Floats, Floats32, Integers
+from regard.kernels import KERNELS, Kernel
 
+_LOG2E = 1.4426950408889634
+_UNROLLED = 8
+"""Number of features up to which loops are compiled for exactly that number."""
 NARROW = 9.4
 """How many bandwidths wide a block of queries may be for coordinates of one word: scaled and relative to its centre,
 those of a Gaussian are then below 4, where the next float32 is 2.4e-7 away."""
@@ -37,6 +48,176 @@ _NEAR = -4.5
 """The log weight that some block must reach for float32: if all keys are farther, float32 rounds the exponents."""
 _FAINT = 3e-6
 """The mean weight of the keys visited below which a sum may be one of far keys only, however large it is."""
+_ZERO, _ONE, _MINUS_LOG2E = np.float32(0), np.float32(1), np.float32(-_LOG2E)
+
+
+class _Block32(NamedTuple):
+    """A block of queries and one of keys in float32, and scratch memory."""
+
+    query: Floats32  # [2 · features + columns, queries]: first words of the coordinates, second words, codes
+    key: Floats32  # [2 · features + columns, keys of a block]
+    penalty: Floats32  # [2, columns]: subtracted from log2 of a weight per step between codes, and per change
+    column: Floats32  # [1 + values, all keys]: the weights of the keys, and the values times them
+    left_out: Integers  # [queries]: the key that each must not see, or -1
+    room: Floats32  # [2, keys of a block]
+
+
+_Matrix = types.float32[:, ::1]
+_BLOCK32 = types.NamedTuple(  # type: ignore[no-untyped-call]
+    (_Matrix, _Matrix, _Matrix, _Matrix, types.int64[::1], _Matrix), _Block32
+)
+
+
+class Formulas(NamedTuple):
+    """The functions that are compiled for one kernel and number of features; `sum_blocks` is passed them."""
+
+    evaluate: Callable[[Floats], None]
+    add_float32: Callable[[_Block32, bool, int, int, Floats], None]
+
+
+def _arithmetic(number: int, u: Float, square: Float) -> Any:
+    """`Profile.arithmetic` of the kernel of this number, which must be a constant."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(_arithmetic, prefer_literal=True)
+def _overload_arithmetic(number: Any, u: Any, square: Any) -> Any:
+    formula = njit(fastmath=SUM)(list(KERNELS.values())[number.literal_value].profile.arithmetic)
+
+    # Numba wants the same annotations here as above.
+    def evaluate(number: Any, u: Any, square: Any) -> Any:
+        return formula(u, square)
+
+    return evaluate
+
+
+@functools.cache
+def _make_evaluate(number: int, compact: bool, version: int) -> Any:
+    @compiled(types.void(types.float64[::1]), fastmath=EXACT)
+    def evaluate(row: Floats) -> None:
+        """Replace squared distances by K(u) if the kernel is compact, else by log K(u)."""
+        if version < 0:
+            return
+        for j in range(row.shape[0]):
+            square = row[j]
+            inside = _arithmetic(number, np.sqrt(square), square)
+            row[j] = inside if not compact or square < 1 else 0.0
+
+    return evaluate
+
+
+@njit(fastmath=SUM)
+def _multiply_penalties(block: _Block32, i: int, weight: Floats32) -> None:
+    """Multiply the weights of some keys for query i by what different codes subtract from log2 of them."""
+    size, columns = weight.shape[0], block.penalty.shape[1]
+    penalty = block.room[1][:size]
+    penalty[:] = 0
+    for column in range(columns):
+        side = block.key.shape[0] - columns + column
+        some, own = block.key[side][:size], block.query[side, i]
+        per_step, per_change = block.penalty[0, column], block.penalty[1, column]
+        for j in range(size):
+            apart = abs(some[j] - own)
+            penalty[j] += per_step * apart + (per_change if apart > 0 else _ZERO)
+    for j in range(size):
+        weight[j] *= negative_power_of_two(penalty[j])
+
+
+@njit(fastmath=SUM)
+def _fill_squares(block: _Block32, i: int, size: int) -> None:
+    """Squared distances between a query and some keys, of any number of features."""
+    square, features = block.room[0][:size], (block.key.shape[0] - block.penalty.shape[1]) // 2
+    square[:] = 0
+    for feature in range(features):
+        some, own = block.key[feature][:size], block.query[feature, i]
+        rest, own_rest = block.key[features + feature][:size], block.query[features + feature, i]
+        for j in range(size):
+            apart = (some[j] - own) + (rest[j] - own_rest)
+            square[j] += apart * apart
+
+
+@njit(inline="always")
+def _weigh(
+    number: int, compact: bool, degree: int, features: int, block: _Block32, wide: bool, i: int, j: int
+) -> np.float32:
+    """The weight of key j for query i. The first four parameters must be constants."""
+    square = _ZERO
+    if features < 0:
+        square = block.room[0, j]
+    for feature in range(features):
+        apart = block.key[feature, j] - block.query[feature, i]
+        if wide:
+            apart += block.key[features + feature, j] - block.query[features + feature, i]
+        square += apart * apart
+    if degree:
+        return negative_power_of_two(square if degree == 2 else np.sqrt(square))
+    inside = _arithmetic(number, np.sqrt(square), square)
+    if compact:
+        return inside if square < _ONE else _ZERO
+    return negative_power_of_two(_MINUS_LOG2E * inside)
+
+
+@functools.cache
+def _make_add_float32(number: int, compact: bool, degree: int, features: int, version: int) -> Any:
+    """`features` is -1 for any number; else the loop over them is unrolled."""
+
+    @compiled(types.void(_BLOCK32, types.boolean, types.intp, types.intp, types.float64[:, ::1]), fastmath=SUM)
+    def add_float32(block: _Block32, wide: bool, here: int, size: int, sums: Floats) -> None:
+        """Add a block of keys to the sums [queries, 1 + values] of a block of queries."""
+        if version < 0:
+            return
+        weight, mass, values = block.room[0][:size], block.column[0][here : here + size], block.column.shape[0] - 1
+        value = block.column[values][here : here + size]
+        for i in range(sums.shape[0]):
+            left_out = block.left_out[i] - here
+            if features < 0:
+                _fill_squares(block, i, size)
+            if values == 1 and not 0 <= left_out < size and not block.penalty.shape[1]:
+                total, other = _ZERO, _ZERO
+                if wide:  # twice the same loop, because LLVM vectorises it only if `wide` is a constant
+                    for j in range(size):
+                        w = _weigh(number, compact, degree, features, block, True, i, j)
+                        total += w * mass[j]
+                        other += w * value[j]
+                else:
+                    for j in range(size):
+                        w = _weigh(number, compact, degree, features, block, False, i, j)
+                        total += w * mass[j]
+                        other += w * value[j]
+                sums[i, 0] += total
+                sums[i, 1] += other
+                continue
+            for j in range(size):
+                weight[j] = _weigh(number, compact, degree, features, block, True, i, j)
+            if block.penalty.shape[1]:
+                _multiply_penalties(block, i, weight)
+            if 0 <= left_out < size:
+                weight[left_out] = 0
+            for column in range(values + 1):
+                some, total = block.column[column][here : here + size], _ZERO
+                for j in range(size):
+                    total += weight[j] * some[j]
+                sums[i, column] += total
+
+    return add_float32
+
+
+def make_formulas(kernel: type[Kernel], features: int) -> Formulas:
+    """Compiled once for a kernel and a number of features, then cached on disk."""
+    number, profile, version = list(KERNELS.values()).index(kernel), kernel.profile, _source_version()
+    features = features if features <= _UNROLLED else -1
+    return Formulas(
+        _make_evaluate(number, profile.compact, version),
+        _make_add_float32(number, profile.compact, profile.degree, features, version),
+    )
+
+
+@functools.cache
+def _source_version() -> int:
+    """A number that changes with the sources of the loops: Numba checks only the file in which a function is."""
+    package = Path(__file__).parents[2]
+    sources = [package / "kernels.py", package / "compiled/math.py", *sorted(Path(__file__).parent.glob("*.py"))]
+    return zlib.crc32(b"".join(source.read_bytes() for source in sources))
 
 
 class _Room(NamedTuple):
@@ -185,7 +366,7 @@ def _split_words(points: Floats, here: int, size: int, centre: Floats, scale: fl
 
 
 @njit(fastmath=EXACT)
-def _make_block32(data: Data, box: tuple[Floats, Floats], begin: int, end: int) -> tuple[Block32, Floats, bool]:
+def _make_block32(data: Data, box: tuple[Floats, Floats], begin: int, end: int) -> tuple[_Block32, Floats, bool]:
     """A block of queries in float32, with room for a block of keys; the centre that all are relative to; and whether
     it is so wide that coordinates need two words."""
     low, high = box
@@ -194,10 +375,10 @@ def _make_block32(data: Data, box: tuple[Floats, Floats], begin: int, end: int) 
     centre, wide = 0.5 * (low[:features] + high[:features]), False
     for feature in range(features):
         wide = wide or high[feature] - low[feature] > NARROW
-    block = Block32(
+    block = _Block32(
         np.empty((features + sides, end - begin), np.float32),
         np.empty((features + sides, size), np.float32),
-        (data.penalty * LOG2E).astype(np.float32),
+        (data.penalty * _LOG2E).astype(np.float32),
         data.column32,
         data.left_out[begin:end],
         np.empty((2, size), np.float32),
@@ -258,7 +439,7 @@ def _visit(
 @functools.cache
 def compile_loops() -> Callable[[int, int, Data, Formulas, Floats, Floats], None]:
     """The function that sums some blocks of queries over all keys; compiled once, then cached on disk."""
-    version = source_version()
+    version = _source_version()
 
     @compiled(nogil=True, fastmath=EXACT)
     def sum_blocks(first: int, last: int, data: Data, formulas: Formulas, sums: Floats, shift: Floats) -> None:

@@ -84,8 +84,7 @@ def _sum_pairs(points: Points, tolerance: float, *, moments: bool, skip: bool = 
     if not points.pairs:
         return sums[:, 1:], np.full(queries, -math.inf)
     # Here, because Numba takes a second to import.
-    from regard.engines.kernel_sums.pair_formulas import make_formulas
-    from regard.engines.kernel_sums.pair_loops import compile_loops
+    from regard.engines.kernel_sums.pair_loops import compile_loops, make_formulas
 
     heaviest = 1.0 if points.weight is None else float(points.weight.max())
     query_order, data = sort_points(points, heaviest, _precision(points, tolerance, moments), moments, skip=skip)
