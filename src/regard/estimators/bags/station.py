@@ -2,10 +2,7 @@
 
     z = Σᵢ αᵢ xᵢ        ŷ = uᵀz        α = softmax(vᵀxᵢ), or vᵀxᵢ itself: linear attention, tr(XᵀXvuᵀ)
 
-First planted bags: how many training bags each model needs before it predicts new ones. Bags have 5 instances with 10
-features. In the first case the targets come from linear attention: the model of 2d parameters and that of all d(d+1)/2
-products of features can both learn them. In the second they come from softmax attention, which no quadratic form can
-learn. A flat model identifies an instance by its position, which means nothing here. Then bags of digits: is there a 9?
+First planted bags: how many training bags each model needs before it predicts new ones. Then bags of digits.
 """
 
 from collections.abc import Iterator, Sequence

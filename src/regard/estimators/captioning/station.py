@@ -1,8 +1,6 @@
 """The station of the tour: soft attention to all cells of an image, and hard attention to one of them.
 
-    z_t = Σᵢ α_ti aᵢ        hard: z_t = a_s, s ~ α_t        α_t = softmax_i(wᵀ tanh(W_q h_{t−1} + W_k aᵢ))
-
-The doubly stochastic term, λ Σᵢ (1 − Σₜ α_ti)², pulls the total weight of each cell towards 1.
+z_t = Σᵢ α_ti aᵢ        hard: z_t = a_s, s ~ α_t        α_t = softmax_i(wᵀ tanh(W_q h_{t−1} + W_k aᵢ))
 """
 
 from collections.abc import Iterator

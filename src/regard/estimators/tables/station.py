@@ -1,9 +1,6 @@
 """The tour's station for kernel regression: training points are keys, their targets values, a new point is a query.
 
-    f(x) = Σᵢ α(x, xᵢ) yᵢ        α = softmax(−½ ((x − xᵢ) w)²)
-
-Average pooling gives every point the same weight; a kernel of bandwidth 1 has w = 1; a third one learns w, by leaving
-each point out in turn. Then a table that comes with scikit-learn.
+f(x) = Σᵢ α(x, xᵢ) yᵢ        α = softmax(−½ ((x − xᵢ) w)²)
 """
 
 from collections.abc import Iterator

@@ -74,32 +74,23 @@ def prepare_corpus(
     else:
         among, validation_pairs = list(range(len(pairs.sources))), _checked_validation(validation)
     vocabularies = make_vocabularies(*_select_pairs(pairs, among))
-    usable, tokens, left_out = _usable_pairs(vocabularies, pairs, longest, among)
+    both = list(zip(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True), strict=True))
+    empty = [index for index, pair in enumerate(both) if not all(pair)]
+    long = [index for index, pair in enumerate(both) if max(map(len, pair)) > longest]
+    unusable = {*empty, *long}
+    reasons = f"{len(empty)} of {len(both)} have an empty side, {len(long)} have more than longest={longest} tokens"
+    usable = [index for index in among if index not in unusable]
+    if not usable:
+        raise ValueError(f"no pair is left to train on: {reasons}")
+    if unusable:
+        warnings.warn(f"{len(unusable)} pairs are left out: {reasons}", stacklevel=3)
+    tokens = [both[index][0] for index in usable], [both[index][1] for index in usable]
+    left_out = {"empty": empty, "long": long}
     return Corpus(pairs, validation_pairs, _select_pairs(pairs, usable), tokens, vocabularies, longest, left_out)
 
 
 def _select_pairs(pairs: Pairs, indices: Sequence[int]) -> Pairs:
     return Pairs(*([side[index] for index in indices] for side in pairs))
-
-
-def _usable_pairs(
-    vocabularies: Vocabularies, pairs: Pairs, longest: int, among: Sequence[int]
-) -> tuple[list[int], _TokenPairs, dict[str, list[int]]]:
-    """The indices and tokens of the pairs `among` some indices that can be trained on, and the indices of all that
-    cannot be used, by the reason.
-    """
-    both = list(zip(vocabularies.encode(pairs.sources), vocabularies.encode(pairs.targets, target=True), strict=True))
-    empty = [index for index, pair in enumerate(both) if not all(pair)]
-    long = [index for index, pair in enumerate(both) if max(map(len, pair)) > longest]
-    left_out = {*empty, *long}
-    reasons = f"{len(empty)} of {len(both)} have an empty side, {len(long)} have more than longest={longest} tokens"
-    usable = [index for index in among if index not in left_out]
-    if not usable:
-        raise ValueError(f"no pair is left to train on: {reasons}")
-    if left_out:
-        warnings.warn(f"{len(left_out)} pairs are left out: {reasons}", stacklevel=4)
-    tokens = [both[index][0] for index in usable], [both[index][1] for index in usable]
-    return usable, tokens, {"empty": empty, "long": long}
 
 
 def _checked_validation(validation: object) -> Pairs:
