@@ -29,7 +29,7 @@ def check_refused(match, error=ValueError, query=Q, key=K, value=V, **arguments)
     assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
 
 
-def test_tensors_that_do_not_fit_are_refused():
+def test_tensors_that_do_not_fit_raise():
     check_refused("key and value must have one length, got 7 keys and 6 values", value=V[:, :6])
     check_refused(
         "leading dimensions of query, key and value must broadcast, got [2] and [3] and [2]", key=K[:1].expand(3, 7, 5)
@@ -48,12 +48,12 @@ def test_tensors_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.1, math.nan])
-def test_dropout_outside_its_range_is_refused(dropout):
+def test_dropout_outside_its_range_raises(dropout):
     check_refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
 
 
 @pytest.mark.parametrize("dropout", ["0.1", "", None, True, False])
-def test_dropout_that_is_no_number_is_refused(dropout):
+def test_dropout_that_is_no_number_raises(dropout):
     square = torch.randn(2, 3, 5, 8)  # the short way would take it
     for given in ({}, {"query": square, "key": square, "value": square}):
         check_refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout, **given)
@@ -73,7 +73,7 @@ def test_only_a_plain_call_takes_the_short_way(monkeypatch):
     assert len(calls) == 2
 
 
-def test_masks_that_do_not_fit_are_refused():
+def test_masks_that_do_not_fit_raise():
     check_refused(
         "mask must broadcast to the scores' shape [2, 3, 7], got [7, 3]", mask=torch.ones(7, 3, dtype=torch.bool)
     )
@@ -98,13 +98,13 @@ def test_masks_that_do_not_fit_are_refused():
             regard.attend(Q, K, V, engine=engine, mask=lambda q, k: torch.ones(q.numel(), 2, dtype=torch.bool))
 
 
-def test_parts_that_are_no_functions_are_refused():
+def test_parts_that_are_no_functions_raise():
     check_refused("score must be callable, (query, key) -> [..., q, k], got str", TypeError, score="dot")
     check_refused("weigh must be callable, scores -> weights, got str", TypeError, weigh="softmax")
 
 
 @pytest.mark.parametrize("engine", ["dense", "stream"])
-def test_a_score_that_returns_something_else_is_refused(engine):
+def test_a_score_that_returns_something_else_raises(engine):
     with pytest.raises(ValueError, match=re.escape("a score must return [..., q, k], here [2, ")):
         regard.attend(Q, K, V, score=lambda q, k: (q @ k.mT).mT, engine=engine)
     with pytest.raises(ValueError, match="got NoneType"):
@@ -113,13 +113,13 @@ def test_a_score_that_returns_something_else_is_refused(engine):
         regard.attend(Q, K, V, score=lambda q, k: (q @ k.mT).double(), engine=engine)
 
 
-def test_a_weighing_that_returns_another_shape_is_refused():
+def test_a_weighing_that_returns_another_shape_raises():
     with pytest.raises(ValueError, match=re.escape("must return the shape of the scores, [2, 3, 7], got [2, 3]")):
         regard.attend(Q, K, V, weigh=lambda s: s.sum(dim=-1))
 
 
 @pytest.mark.parametrize("score", [scores.dot, scores.scaled_dot])
-def test_sizes_that_differ_are_refused_by_products(score):
+def test_sizes_that_differ_raise_by_products(score):
     check_refused(f"{score} needs query and key of one size, got 5 and 4", key=K[..., :4], score=score)
 
 

@@ -55,7 +55,7 @@ def test_look_gives_equal_weights_in_the_order_of_the_keys():
     assert_close(found.weight, torch.full((1, 3), 1 / 200))
 
 
-def test_look_refuses_a_matrix_above_two_gibibytes_and_says_what_to_do():
+def test_look_raises_on_a_matrix_above_two_gibibytes_and_says_what_to_do():
     long = torch.zeros(1, 1, 1).expand(4, 12_000, 1)
     with pytest.raises(ValueError, match=re.escape("[4, 12000, 12000] would take 2.1 GiB")) as caught:
         regard.look(long, long)
@@ -64,7 +64,7 @@ def test_look_refuses_a_matrix_above_two_gibibytes_and_says_what_to_do():
 
 
 @pytest.mark.parametrize("top", [0, -1, 1.5, True])
-def test_look_refuses_a_top_that_is_no_number_of_keys(top):
+def test_look_raises_on_a_top_that_is_no_number_of_keys(top):
     with pytest.raises(ValueError, match=r"^top must be a positive whole number"):
         regard.look(Q, K, top=top)
 

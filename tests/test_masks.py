@@ -34,12 +34,12 @@ def test_padding_belongs_to_the_first_dimensions_even_where_batch_and_heads_are_
 
 
 @pytest.mark.parametrize("lengths", [[1, 2], torch.tensor([1.0]), torch.tensor([True])])
-def test_padding_refuses_what_are_no_lengths(lengths):
+def test_padding_raises_on_what_are_no_lengths(lengths):
     with pytest.raises(TypeError, match=r"^padding needs lengths as an integer tensor, got"):
         masks.padding(lengths)
 
 
-def test_negative_numbers_are_refused():
+def test_negative_numbers_raise():
     with pytest.raises(ValueError, match=r"^lengths must not be negative, got -3"):
         masks.padding(torch.tensor([2, -3]))
     for radius in (-1, float("nan")):

@@ -287,7 +287,7 @@ def test_a_console_without_greek_sees_the_tour(tmp_path):
 
 
 @pytest.mark.parametrize(("seed", "bound"), [(-1, "greater than or equal to 0"), (2**40, "or equal to 2147483647")])
-def test_a_seed_that_is_none_is_refused_at_once(tmp_path, seed, bound):
+def test_a_seed_that_is_none_raises_at_once(tmp_path, seed, bound):
     result = CliRunner().invoke(app, ["tour", "--out", str(tmp_path / "tour"), "--seed", str(seed)])
     assert result.exit_code == 2
     assert bound in result.stderr
