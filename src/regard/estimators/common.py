@@ -257,12 +257,17 @@ def target_names(y: Any) -> list[str] | None:
     return None if name is None else [str(name)]
 
 
-def saved_classes(classes: NDArray[Any]) -> dict[str, Any]:
-    """Class labels and their type as JSON."""
-    return {"classes": [to_json(label) for label in classes], "dtype": classes.dtype.str}
+def saved_target(model: Any) -> dict[str, Any]:
+    """The names of a model's targets, and of a classifier the labels and their type, as JSON."""
+    names = {"names": model.targets_}
+    if not hasattr(model, "classes_"):
+        return names
+    return names | {"classes": [to_json(label) for label in model.classes_], "dtype": model.classes_.dtype.str}
 
 
-def restored_classes(state: dict[str, Any]) -> NDArray[Any]:
-    """The class labels from JSON."""
-    dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
-    return np.array(state["classes"], dtype=dtype)
+def restore_target(model: Any, state: dict[str, Any]) -> None:
+    """Set what `saved_target` returned."""
+    model.targets_ = state["names"]
+    if "classes" in state:
+        dtype = object if np.dtype(state["dtype"]) == object else state["dtype"]
+        model.classes_ = np.array(state["classes"], dtype=dtype)

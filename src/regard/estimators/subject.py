@@ -258,6 +258,9 @@ class TrainedSubject(Subject[Options, None, Inputs]):
                 raise KeyboardInterrupt("no checkpoint was written yet") from None
             raise KeyboardInterrupt(f"the checkpoint is in {run}; resume with the same command and --resume") from None
 
+    def evidence(self, model: Any, inputs: Inputs, top: int) -> Evidence:
+        return model.evidence(inputs[0], top=top)  # type: ignore[index, no-any-return]
+
     def finish(self, out: Path) -> None:
         shutil.rmtree(run_folder(out), ignore_errors=True)
 

@@ -24,8 +24,8 @@ from regard.estimators.common import (
     State,
     check_memory,
     checked_top,
-    restored_classes,
-    saved_classes,
+    restore_target,
+    saved_target,
     target_names,
 )
 from regard.estimators.settings import check_settings, saved_settings, setting, with_settings
@@ -75,12 +75,11 @@ class OverBags(SavedEstimator):
         weights = getattr(self, "class_weight", None)
         if isinstance(weights, dict):  # saved as pairs: JSON would make text of the keys
             settings["class_weight"] = [[to_json(label), to_json(weight)] for label, weight in weights.items()]
-        classes = saved_classes(self.classes_) if hasattr(self, "classes_") else {}
         config = {
             "settings": settings,
             "features": self.n_features_in_,
             "names": list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None,
-            "target": {"names": self.targets_} | classes,
+            "target": saved_target(self),
         }
         scale = {"scale.centre": self.scale_.centre, "scale.spread": self.scale_.spread}
         return State(config, scale | self._arrays())
@@ -97,9 +96,7 @@ class OverBags(SavedEstimator):
         if config["names"] is not None:
             self.feature_names_in_ = np.array(config["names"], dtype=object)
         self.scale_ = Scale(arrays["scale.centre"], arrays["scale.spread"])
-        self.targets_ = config["target"]["names"]
-        if "classes" in config["target"]:
-            self.classes_ = restored_classes(config["target"])
+        restore_target(self, config["target"])
         self._set_arrays(arrays)
 
     def _set_arrays(self, arrays: Arrays) -> None:

@@ -70,9 +70,6 @@ class Captioning(TrainedSubject[CaptionFile, list[Path]]):
     def read_inputs(self, model: "Captioner", schema: None, path: Path) -> list[Path]:
         return [path]
 
-    def evidence(self, model: "Captioner", inputs: list[Path], top: int) -> "CaptionEvidence":
-        return model.evidence(inputs[0], top=top)
-
     def figure(self, evidence: "CaptionEvidence", index: int, title: str) -> "Figure":
         """The pictures of all words, with one title, on as many lines as needed."""
         figure = cast("Figure", evidence.plot()[0].figure)

@@ -26,8 +26,8 @@ from regard.estimators.common import (
     all_or_nothing,
     check_memory,
     checked_top,
-    restored_classes,
-    saved_classes,
+    restore_target,
+    saved_target,
     target_names,
 )
 from regard.estimators.settings import Seeded, check_settings, seed_of, setting, with_settings
@@ -216,14 +216,13 @@ class _KernelEstimator(Seeded, SavedEstimator):
         if callable(self.kernel):
             raise ValueError("a model with a score of your own cannot be saved: no file can hold a function")
         smoother, labels = self.smoother_, self.labels_
-        target = saved_classes(self.classes_) if hasattr(self, "classes_") else {"single": self.single_}
         config = {
             "columns": list(self.columns_.names),
             "named": hasattr(self, "feature_names_in_"),
             "categories": {str(index): asdict(category) for index, category in self.columns_.categories.items()},
             "criterion": self.criterion_,
             "labels": None if labels is None or is_numeric(labels) else [to_json(x) for x in labels],
-            "target": {"names": self.targets_, **target},
+            "target": saved_target(self) | ({"single": self.single_} if hasattr(self, "single_") else {}),
         }
         # The names of the arrays are the file format, older than those of the attributes.
         arrays: dict[str, Labels | None] = {
@@ -265,10 +264,8 @@ class _KernelEstimator(Seeded, SavedEstimator):
             category_bandwidth=arrays["blur"],
             ridge=arrays["spread"].item(),
         )
-        self.targets_ = config["target"]["names"]
-        if "classes" in config["target"]:
-            self.classes_ = restored_classes(config["target"])
-        else:
+        restore_target(self, config["target"])
+        if "single" in config["target"]:
             self.single_ = config["target"]["single"]
 
 

@@ -40,9 +40,6 @@ class Writing(TrainedSubject[TextFile, list[str]]):
     def read_inputs(self, model: "Writer", schema: None, path: Path) -> list[str]:
         return [read_text(path)]
 
-    def evidence(self, model: "Writer", inputs: list[str], top: int) -> "TextEvidence":
-        return model.evidence(inputs[0], top)
-
     def plot(self, evidence: "TextEvidence", index: int) -> "Axes":
         """The mean over the heads of the last block."""
         return evidence.plot()
