@@ -100,7 +100,7 @@ class UsualLoop(nn.Module):
 def training(sizes: tuple[int, int], batch: int, words: int, seed: int) -> dict[str, Any]:
     """Both decoders with the same initial weights, and a batch."""
     torch.manual_seed(seed)
-    config = CaptionConfig(hidden=sizes[0], attention=sizes[1])
+    config = CaptionConfig(hidden=sizes[0], score_size=sizes[1])
     decoders = [CaptionDecoder(VOCABULARY, CHANNELS, config) for _ in range(2)]
     decoders[1].load_state_dict(decoders[0].state_dict())
     return {
@@ -143,7 +143,7 @@ def step_case(hidden: int, attention: int) -> Case[Any]:
 def captioning_inputs(count: int, seed: int) -> tuple[CaptionDecoder, Tensor]:
     """A decoder whose word probabilities differ clearly, and grids."""
     torch.manual_seed(seed)
-    decoder = CaptionDecoder(VOCABULARY, CHANNELS, CaptionConfig(attention=256)).eval()
+    decoder = CaptionDecoder(VOCABULARY, CHANNELS, CaptionConfig(score_size=256)).eval()
     with torch.no_grad():
         decoder.read.weight.mul_(20)
     return decoder, torch.randn(count, CELLS, CHANNELS)

@@ -51,13 +51,13 @@ _MIN_WEIGHT = 1e-30
 class CaptionConfig:
     """Sizes and options of a caption decoder.
 
-    >>> CaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, attention=8)).cell
+    >>> CaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, score_size=8)).cell
     LSTMCell(15, 16)
     """
 
     size: int = 256  # of word vectors, and of the rows that words are predicted from
     hidden: int = 512  # of the LSTM
-    attention: int = 512  # of the score's hidden layer
+    score_size: int = 512  # of the hidden layer of the score
     shape: tuple[int, int] | None = None
     """Rows and columns of the grid: each cell gets a learned vector that is added to its channels, at first linear in
     row and column. None: the decoder knows the position of a cell only through the encoder."""
@@ -65,7 +65,7 @@ class CaptionConfig:
     tied: bool = False  # the output layer shares its weights with the embedding
 
     def __post_init__(self) -> None:
-        for name in ("size", "hidden", "attention"):
+        for name in ("size", "hidden", "score_size"):
             positive(name, getattr(self, name))
 
 
@@ -146,7 +146,7 @@ class CaptionDecoder(nn.Module):
     channels     of the grid
 
     >>> import torch
-    >>> decoder = CaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, attention=8))
+    >>> decoder = CaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, score_size=8))
     >>> decoder(torch.randn(3, 9, 7), torch.randint(50, (3, 5))).shape
     torch.Size([3, 5, 50])
     """
@@ -167,7 +167,7 @@ class CaptionDecoder(nn.Module):
         self.place = None if shape is None else nn.Parameter(_cell_coordinates(*shape) @ torch.randn(2, channels))
         self.embedding = nn.Embedding(vocabulary, size)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
-        self.score = Additive(hidden, channels, config.attention)
+        self.score = Additive(hidden, channels, config.score_size)
         self.gate = nn.Linear(hidden, channels)
         self.cell = nn.LSTMCell(size + channels, hidden)
         self.from_state = nn.Linear(hidden, size)
@@ -302,7 +302,7 @@ class HardCaptionDecoder(CaptionDecoder):
     hard   how it is trained
 
     >>> import torch
-    >>> decoder = HardCaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, attention=8)).eval()
+    >>> decoder = HardCaptionDecoder(50, 7, CaptionConfig(size=8, hidden=16, score_size=8)).eval()
     >>> decoder.rows(torch.randn(3, 9, 7), torch.randint(50, (3, 5))).chosen_cells.shape
     torch.Size([3, 5])
     """
