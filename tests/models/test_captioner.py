@@ -149,7 +149,7 @@ def test_a_beam_stores_the_grid_of_an_image_once():
     decoder, (grid, _) = make_decoder().eval(), case(3, 17)
     state = decoder.begin(grid)
     state = regard.decoding.select(state, torch.tensor([0, 0, 2, 2]), of=3)
-    assert state.regions.key.shape == (2, 17, ATTENTION)
+    assert state[2].key.shape == (2, 17, ATTENTION)
     mixed = regard.decoding.select(state, torch.tensor([2, 0, 3]), of=4)
     last = torch.tensor([1, 2, 3])
     found = decoder.step(mixed, last)[1]

@@ -9,6 +9,7 @@ from helpers.cases import gradients, rand
 from torch.testing import assert_close
 
 import regard
+from regard.compiled.threads import spread
 from regard.masks import padding
 from regard.ops import attentive_rnn
 from regard.ops.attentive_rnn import RecurrentAttention, additive_scores, attentive_recurrence
@@ -112,7 +113,6 @@ def test_threads_give_the_same(monkeypatch):
     monkeypatch.setattr(attentive_rnn, "MIN_ROWS_PER_THREAD", 1)
     torch.set_num_threads(3)
     several = additive_step(*tensors)
-    assert len(attentive_rnn._slices_of_step(13, KEYS * HIDDEN)) == 3
     assert len(attentive_rnn._slices_of_rows(13)) == 3
     assert_close(several, one, rtol=0, atol=0)
     assert_close(gradients(several, tensors), one_thread, rtol=1e-13, atol=1e-14)
@@ -141,9 +141,12 @@ def test_scores_of_rows_that_share_keys(fused, dtype, monkeypatch):
     assert_close(found, expected.detach())
     assert not found.requires_grad
     monkeypatch.setattr(attentive_rnn, "SINGLE_THREAD_LIMIT", 0)
-    monkeypatch.setattr(attentive_rnn, "MIN_ROWS_PER_THREAD", 1)
+    slices = []
+    monkeypatch.setattr(attentive_rnn, "spread", lambda task, work: slices.append(len(work)) or spread(task, work))
+    torch.set_num_threads(3)
     turned = key.detach().transpose(0, 1).contiguous().transpose(0, 1)
     assert_close(additive_scores(query, turned, weight, index), expected.detach())
+    assert slices == ([3] if fused else [])
     assert additive_scores(query[:0], key, weight, index[:0]).shape == (0, KEYS)
 
 

@@ -69,16 +69,21 @@ class TanhScore(nn.Module):
     torch.Size([7, 2])
     """
 
+    gated = False
+
     def __init__(self, size: int, hidden: int, heads: int = 1) -> None:
         super().__init__()
         self.content = nn.Linear(size, hidden)
+        self.gate = nn.Linear(size, hidden) if self.gated else None
         self.query = nn.Linear(hidden, heads, bias=False)  # softmax does not change with a constant
 
     def forward(self, embedded: Tensor) -> Tensor:
-        return self.query(torch.tanh(self.content(embedded)))  # type: ignore[no-any-return]
+        content = torch.tanh(self.content(embedded))
+        gated = content if self.gate is None else content * torch.sigmoid(self.gate(embedded))
+        return self.query(gated)  # type: ignore[no-any-return]
 
 
-class GatedScore(nn.Module):
+class GatedScore(TanhScore):
     """wᵀ (tanh(V h) ⊙ σ(G h)): [n, size] → [n, heads] (Ilse et al. 2018, equation 9).
 
     >>> import torch
@@ -86,14 +91,7 @@ class GatedScore(nn.Module):
     torch.Size([7, 2])
     """
 
-    def __init__(self, size: int, hidden: int, heads: int = 1) -> None:
-        super().__init__()
-        self.content, self.gate = nn.Linear(size, hidden), nn.Linear(size, hidden)
-        self.query = nn.Linear(hidden, heads, bias=False)
-
-    def forward(self, embedded: Tensor) -> Tensor:
-        gated = torch.tanh(self.content(embedded)) * torch.sigmoid(self.gate(embedded))
-        return self.query(gated)  # type: ignore[no-any-return]
+    gated = True
 
 
 def linear_score(size: int, heads: int = 1) -> nn.Linear:

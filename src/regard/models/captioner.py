@@ -131,12 +131,8 @@ class _DecoderOutput(NamedTuple):
     chosen_cells: Tensor  # [batch, m]  index of the cell that hard attention chose; -1: none, the mean of all was used
 
 
-class _CaptionDecodingState(NamedTuple):
-    """The state of captions that are being written."""
-
-    hidden: Tensor  # [rows, hidden]
-    cell: Tensor  # [rows, hidden]
-    regions: Regions
+_DecodingState = tuple[Tensor, Tensor, Regions]
+"""The state of captions that are being written: hidden state and memory of the LSTM, `[rows, hidden]` each; grids."""
 
 
 class CaptionDecoder(nn.Module):
@@ -272,14 +268,12 @@ class CaptionDecoder(nn.Module):
         weight, bias = self.output_weights
         return cross_entropy(output.rows[real], weight, targets, bias, smoothing=smoothing)
 
-    def begin(self, grid: Tensor, max_length: int | None = None) -> _CaptionDecodingState:
+    def begin(self, grid: Tensor, max_length: int | None = None) -> _DecodingState:
         """The state before the first word of captions of `[images, cells, channels]`; `max_length` is not used."""
         key, grid, state = self._prepare_grid(grid)
-        return _CaptionDecodingState(*state, Regions(key, grid))
+        return *state, Regions(key, grid)
 
-    def step(
-        self, state: _CaptionDecodingState, last: Tensor, weigh: Weighing | None = None
-    ) -> tuple[_CaptionDecodingState, Tensor]:
+    def step(self, state: _DecodingState, last: Tensor, weigh: Weighing | None = None) -> tuple[_DecodingState, Tensor]:
         """For `regard.decoding`: the last word of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
         hidden, cell, regions = state
         mean = regions.attend(self.score.query_projection(hidden), self.score.weight, weigh or self.weigh)
@@ -287,7 +281,7 @@ class CaptionDecoder(nn.Module):
         vector = self.embedding(last)
         hidden, cell = self.cell(torch.cat([vector, context], dim=-1), (hidden, cell))
         logits = self.logits(self.output_rows(vector, hidden, context))
-        return _CaptionDecodingState(hidden, cell, regions), logits.log_softmax(dim=-1)
+        return (hidden, cell, regions), logits.log_softmax(dim=-1)
 
     def look(self, grid: Tensor, words: Tensor) -> Tensor:
         """The attention weights for the next word at each position of `[batch, m]`: `[batch, m, cells]`."""

@@ -10,7 +10,6 @@ and `text_encoder` make the usual ones from a `TransformerConfig`.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -167,11 +166,8 @@ class SequenceToSequence(nn.Module):
         return self.read.weight, self.read.bias
 
 
-class _TransformerState(NamedTuple):
-    """The state of decoding a batch of translations."""
-
-    source: FixedTensors  # the memory [rows, length, size] and its lengths [rows]
-    cache: Cache
+_DecodingState = tuple[FixedTensors, Cache]
+"""The state of decoding a batch of translations: the memory [rows, length, size] and its lengths [rows]; the cache."""
 
 
 class Transformer(SequenceToSequence):
@@ -222,14 +218,15 @@ class Transformer(SequenceToSequence):
         every = [weight for [weight] in weights.values() if isinstance(weight, Tensor)]
         return torch.cat(every, dim=1).mean(dim=1)  # [batch, blocks · heads, target, source] -> without heads
 
-    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> _TransformerState:
+    def begin(self, source: Tensor, lengths: Tensor, max_length: int) -> _DecodingState:
         """The state that decoding starts from, for at most this number of tokens."""
-        return _TransformerState(FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length))
+        return FixedTensors(self.encode(source, lengths), lengths), self.decoder.cache(max_length)
 
-    def step(self, state: _TransformerState, tokens: Tensor) -> tuple[_TransformerState, Tensor]:
+    def step(self, state: _DecodingState, tokens: Tensor) -> tuple[_DecodingState, Tensor]:
         """For `regard.decoding`: the last token of each row, `[rows]`, to log probabilities `[rows, vocabulary]`."""
-        memory, lengths = state.source.tensors
-        rows = self.decode(memory, lengths, tokens.unsqueeze(1), state.cache)
+        source, cache = state
+        memory, lengths = source.tensors
+        rows = self.decode(memory, lengths, tokens.unsqueeze(1), cache)
         return state, self.logits(rows[:, -1]).log_softmax(dim=-1)
 
 

@@ -170,10 +170,9 @@ def additive_scores(query: Tensor, key: Tensor, weight: Tensor, index: Tensor) -
 
     out = query.new_empty(len(query), key.shape[1])
     q, k, w, indices, into = _arrays(*(x.contiguous() for x in (query, key, weight, index)), out)
-    spread(
-        lambda rows: loops.additive_scores(q[rows], k, w, indices[rows], into[rows]),
-        _slices_of_step(len(query), key[:1].numel()),
-    )
+    most = len(query) if len(query) * key[:1].numel() > SINGLE_THREAD_LIMIT else 1
+    slices = _slices_of_rows(len(query), most)
+    spread(lambda rows: loops.additive_scores(q[rows], k, w, indices[rows], into[rows]), slices)
     return out
 
 
@@ -462,17 +461,8 @@ def _lstm_backward(
     grad.zero_()
 
 
-def _slices_of_rows(rows: int) -> list[slice]:
-    """The rows of a recurrence, divided among threads."""
-    return _divide(rows, rows // MIN_ROWS_PER_THREAD)
-
-
-def _slices_of_step(rows: int, size: int) -> list[slice]:
-    """The rows of one step, of `size` evaluations of tanh each, divided among threads if there is much work."""
-    return _divide(rows, rows if rows * size > SINGLE_THREAD_LIMIT else 1)
-
-
-def _divide(rows: int, most: int) -> list[slice]:
-    """The rows in one slice per thread, at most `most`."""
+def _slices_of_rows(rows: int, most: int | None = None) -> list[slice]:
+    """The rows in one slice per thread, at most `most`; default: with at least `MIN_ROWS_PER_THREAD` rows each."""
+    most = rows // MIN_ROWS_PER_THREAD if most is None else most
     threads = max(1, min(torch.get_num_threads(), most))
     return list(spans(rows, max(1, -(-rows // threads))))

@@ -342,10 +342,7 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
     >>> bool((before["weight"] == model.weight).all())
     False
     """
-    return {
-        name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-        for name, value in model.state_dict().items()
-    }
+    return copy.deepcopy(model.state_dict())
 
 
 def _mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ def run_layers(rnn: nn.GRU | nn.LSTM, x: Tensor, start: list[State], constant: T
     x = x.transpose(0, 1)  # [m, batch, size]
     for layer, state in enumerate(start):
         weights = weights_of(rnn, layer)
-        x = drop_between(rnn, x) if layer else x
+        x = functional.dropout(x, rnn.dropout, rnn.training) if layer else x
         gates = weights.gates(x)
         if layer == 0 and constant is not None:
             gates = gates + weights.extra_gates(constant)
@@ -102,14 +102,9 @@ def layers_step(rnn: nn.GRU | nn.LSTM, gates: Tensor, layers: list[State]) -> li
     for layer, state in enumerate(layers):
         weights = weights_of(rnn, layer)
         if layer:
-            gates = weights.gates(drop_between(rnn, states[-1][0]))
+            gates = weights.gates(functional.dropout(states[-1][0], rnn.dropout, rnn.training))
         states.append(cell_step(gates, state, weights.hidden, weights.hidden_bias))
     return states
-
-
-def drop_between(rnn: nn.GRU | nn.LSTM, x: Tensor) -> Tensor:
-    """The output of a layer as input of the next: in training with dropout at the module's rate."""
-    return functional.dropout(x, rnn.dropout, rnn.training)
 
 
 class Start(nn.Module):

@@ -22,7 +22,6 @@ from regard.models.recurrent.cells import (
     RecurrentConfig,
     Start,
     Weights,
-    drop_between,
     layers_step,
     run_layers,
     weights_of,
@@ -61,7 +60,7 @@ class RecurrentEncoder(nn.Module):
         # Indices that reverse each sentence and leave its padding; applied twice they restore it.
         reverse = torch.where(real, lengths - 1 - position, position) * len(rows) + torch.arange(len(rows))
         for layer in range(self.rnn.num_layers):
-            x = drop_between(self.rnn, x) if layer else x
+            x = functional.dropout(x, self.rnn.dropout, self.rnn.training) if layer else x
             directions = [self._run_direction(x, weights_of(self.rnn, layer))]
             if self.bidirectional:
                 reversed_states = self._run_direction(
@@ -73,8 +72,7 @@ class RecurrentEncoder(nn.Module):
 
     def _run_direction(self, x: Tensor, weights: Weights) -> Tensor:
         """One layer in one direction over all steps: `[n, batch, …]`, steps first."""
-        zero = x.new_zeros(x.shape[1], self.hidden)
-        start = (zero, zero) if isinstance(self.rnn, nn.LSTM) else (zero,)
+        start = zero_states(self.rnn, x.transpose(0, 1))[0]
         return recurrence(weights.gates(x), start, weights.hidden, weights.hidden_bias)
 
     def _run_packed(self, rows: Tensor, lengths: Tensor) -> Tensor:
