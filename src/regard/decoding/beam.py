@@ -158,13 +158,6 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
     return torch.take_along_dim(values, index, dim=1)
 
 
-def _empty_ranking(start: Tensor, keep: int) -> _Ranking:
-    """No hypothesis yet, for each sentence of `start`."""
-    none = torch.full((len(start), keep), -math.inf, dtype=torch.float64, device=start.device)
-    zero = torch.zeros_like(none, dtype=torch.long)
-    return _Ranking(none, none, finished=zero.bool(), length=zero, tokens=zero.new_zeros(len(start), keep, 0))
-
-
 class _Search:
     """The state of the search over all unfinished sentences.
 
@@ -177,7 +170,10 @@ class _Search:
         self.token = start[:, None]  # the last one
         self.tokens = torch.empty(len(start), 1, 0, dtype=torch.long, device=start.device)  # after the start
         self.log_probability = torch.zeros(len(start), 1, device=start.device)  # of the open ones, highest first
-        self.best, self.results = _empty_ranking(start, keep), dict[int, list[Hypothesis]]()
+        none = torch.full((len(start), keep), -math.inf, dtype=torch.float64, device=start.device)
+        zero = torch.zeros_like(none, dtype=torch.long)
+        self.best = _Ranking(none, none, finished=zero.bool(), length=zero, tokens=zero.new_zeros(len(start), keep, 0))
+        self.results: dict[int, list[Hypothesis]] = {}
         lengths = torch.arange(max(limit.tolist(), default=0) + 1, dtype=torch.float64, device=start.device)
         self.scale = ((5 + lengths) / 6) ** penalty  # penalty(n) for n = 0, …, longest
         if not self.scale.isfinite().all():
