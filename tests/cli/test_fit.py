@@ -34,6 +34,7 @@ def test_help_is_one_line_for_each_option_and_fits_one_screen(name, monkeypatch,
     first = printed.index("Options:")
     wrapped = [line for line in printed[first + 1 :] if not line.startswith("  -")]
     assert len(wrapped) <= 1, wrapped  # the names of a flag and its opposite may be long
+    assert not [line for line in printed if "--random-state" in line or "--verbose" in line]  # --seed and --quiet
 
 
 @pytest.mark.parametrize("name", NAMES)
