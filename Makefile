@@ -14,7 +14,7 @@ help:  ## list the targets
 demo: $(READY)  ## train every system on a small case; prints a table and writes tour/index.html
 	$(BIN)/regard tour
 
-test: $(READY)  ## the whole test suite on all cores, with coverage
+test: $(READY)  ## the whole test suite on all cores, with the coverage of its fast tests
 	$(PYTEST) --cov=regard --cov-report=term:skip-covered
 
 test-fast: $(READY)  ## the tests that are not marked `slow`, without coverage

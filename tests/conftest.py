@@ -34,3 +34,10 @@ def small_files(monkeypatch):
     from helpers.feature_cases import three_in_a_file
 
     three_in_a_file(monkeypatch)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Coverage is that of the fast tests: measuring it would make the slow ones take a quarter longer."""
+    for item in items:
+        if config.pluginmanager.hasplugin("_cov") and item.get_closest_marker("slow"):
+            item.add_marker("no_cover")
