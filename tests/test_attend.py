@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import regard
 from regard import masks, scores, weighing
+from regard.attend import make_job
 from regard.engines import flash
 from regard.engines.flash import attend_unchecked
 from regard.engines.stream import Stream
@@ -19,7 +20,7 @@ from regard.engines.stream import Stream
 Q, K, V = rand(2, 3, 5, dtype=torch.float32), rand(2, 7, 5, dtype=torch.float32), rand(2, 7, 11, dtype=torch.float32)
 
 
-def check_refused(match, error=ValueError, query=Q, key=K, value=V, **arguments):
+def check_raises(match, error=ValueError, query=Q, key=K, value=V, **arguments):
     given = [x for x in (query, key, value) if isinstance(x, torch.Tensor) and x.device.type == "cpu"]
     before = [x.clone() for x in given]
     with pytest.raises(error, match=f"^{re.escape(match)}"):
@@ -30,33 +31,33 @@ def check_refused(match, error=ValueError, query=Q, key=K, value=V, **arguments)
 
 
 def test_tensors_that_do_not_fit_raise():
-    check_refused("key and value must have one length, got 7 keys and 6 values", value=V[:, :6])
-    check_refused(
+    check_raises("key and value must have one length, got 7 keys and 6 values", value=V[:, :6])
+    check_raises(
         "leading dimensions of query, key and value must broadcast, got [2] and [3] and [2]", key=K[:1].expand(3, 7, 5)
     )
-    check_refused("query must be [..., length, size], got shape [5]", query=Q[0, 0])
-    check_refused("value must have a floating point dtype, got torch.int64", TypeError, value=V.long())
-    check_refused("key must have a floating point dtype, got torch.bool", TypeError, key=K > 0)
-    check_refused("query must have a floating point dtype, got torch.complex64", TypeError, query=Q.cfloat())
-    check_refused("query must be a torch tensor, got list", TypeError, query=[[1.0]])
-    check_refused(
+    check_raises("query must be [..., length, size], got shape [5]", query=Q[0, 0])
+    check_raises("value must have a floating point dtype, got torch.int64", TypeError, value=V.long())
+    check_raises("key must have a floating point dtype, got torch.bool", TypeError, key=K > 0)
+    check_raises("query must have a floating point dtype, got torch.complex64", TypeError, query=Q.cfloat())
+    check_raises("query must be a torch tensor, got list", TypeError, query=[[1.0]])
+    check_raises(
         "query, key and value must have one dtype, got torch.float32, torch.float64 and torch.float32",
         TypeError,
         key=K.double(),
     )
-    check_refused("query, key and value must be on one device, got cpu, meta and cpu", key=K.to("meta"))
+    check_raises("query, key and value must be on one device, got cpu, meta and cpu", key=K.to("meta"))
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.1, math.nan])
 def test_dropout_outside_its_range_raises(dropout):
-    check_refused(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
+    check_raises(f"dropout must be between 0 and 1, got {dropout}", dropout=dropout)
 
 
 @pytest.mark.parametrize("dropout", ["0.1", "", None, True, False])
 def test_dropout_that_is_no_number_raises(dropout):
     square = torch.randn(2, 3, 5, 8)  # the short way would take it
     for given in ({}, {"query": square, "key": square, "value": square}):
-        check_refused(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout, **given)
+        check_raises(f"dropout must be a number between 0 and 1, got {dropout!r}", TypeError, dropout=dropout, **given)
 
 
 def test_only_a_plain_call_takes_the_short_way(monkeypatch):
@@ -74,22 +75,22 @@ def test_only_a_plain_call_takes_the_short_way(monkeypatch):
 
 
 def test_masks_that_do_not_fit_raise():
-    check_refused(
+    check_raises(
         "mask must broadcast to the scores' shape [2, 3, 7], got [7, 3]", mask=torch.ones(7, 3, dtype=torch.bool)
     )
-    check_refused(
+    check_raises(
         "mask must broadcast to the scores' shape [2, 3, 7], got [5, 2, 3, 7]",
         mask=torch.ones(5, 2, 3, 7, dtype=torch.bool),
     )
-    wrong = "mask must be boolean (True = may look) or a bias of dtype torch.float32, got dtype "
-    check_refused(wrong + "torch.int64", TypeError, mask=torch.ones(3, 7, dtype=torch.long))
-    check_refused(wrong + "torch.float64", TypeError, mask=torch.ones(3, 7, dtype=torch.float64))
-    check_refused(wrong + "torch.int64", TypeError, mask=lambda q, k: q - k)
-    check_refused(wrong + "torch.int64", TypeError, mask=masks.both(masks.causal, torch.ones(3, 7, dtype=torch.long)))
-    check_refused("a mask must return a tensor, got bool", TypeError, mask=lambda q, k: True)
-    check_refused("mask must be callable or a tensor, got str", TypeError, mask="causal")
-    check_refused("mask must be on the query's device, cpu, got meta", mask=torch.ones(3, 7, device="meta"))
-    check_refused(
+    wrong = "mask must be boolean (True = may look) or a bias of real numbers, got "
+    check_raises(wrong + "torch.int64", TypeError, mask=torch.ones(3, 7, dtype=torch.long))
+    check_raises(wrong + "torch.complex64", TypeError, mask=torch.ones(3, 7, dtype=torch.complex64))
+    check_raises(wrong + "torch.int64", TypeError, mask=lambda q, k: q - k)
+    check_raises(wrong + "torch.int64", TypeError, mask=masks.both(masks.causal, torch.ones(3, 7, dtype=torch.long)))
+    check_raises("a mask must return a tensor, got bool", TypeError, mask=lambda q, k: True)
+    check_raises("mask must be callable or a tensor, got str", TypeError, mask="causal")
+    check_raises("mask must be on the query's device, cpu, got meta", mask=torch.ones(3, 7, device="meta"))
+    check_raises(
         "a mask must fit the leading dimensions of the scores, [2], got one with [3]",
         mask=masks.padding(torch.tensor([1, 2, 3])),
     )
@@ -99,8 +100,8 @@ def test_masks_that_do_not_fit_raise():
 
 
 def test_parts_that_are_no_functions_raise():
-    check_refused("score must be callable, (query, key) -> [..., q, k], got str", TypeError, score="dot")
-    check_refused("weigh must be callable, scores -> weights, got str", TypeError, weigh="softmax")
+    check_raises("score must be callable, (query, key) -> [..., q, k], got str", TypeError, score="dot")
+    check_raises("weigh must be callable, scores -> weights, got str", TypeError, weigh="softmax")
 
 
 @pytest.mark.parametrize("engine", ["dense", "stream"])
@@ -120,22 +121,22 @@ def test_a_weighing_that_returns_another_shape_raises():
 
 @pytest.mark.parametrize("score", [scores.dot, scores.scaled_dot])
 def test_sizes_that_differ_raise_by_products(score):
-    check_refused(f"{score} needs query and key of one size, got 5 and 4", key=K[..., :4], score=score)
+    check_raises(f"{score} needs query and key of one size, got 5 and 4", key=K[..., :4], score=score)
 
 
 def test_an_engine_that_cannot_says_which_can():
-    check_refused("engine must be one of dense, flash, stream, pairs, gauss, got 'turbo'", engine="turbo")
+    check_raises("engine must be one of dense, flash, stream, pairs, gauss, got 'turbo'", engine="turbo")
     laplace = scores.Laplace(1.0)
-    check_refused(
+    check_raises(
         "flash needs a score that is an inner product (has as_dot), got Laplace(", score=laplace, engine="flash"
     )
     with pytest.raises(ValueError, match=r"engines that can: dense, stream, pairs$"):
         regard.attend(Q, K, V, score=laplace, engine="flash")
-    check_refused(
+    check_raises(
         "flash has no dropout on the CPU, got dropout=0.5; engines that can: dense, stream", dropout=0.5, engine="flash"
     )
     for engine in ("flash", "stream"):
-        check_refused(
+        check_raises(
             f"{engine} weighs by softmax only, got linear; engines that can: dense",
             weigh=weighing.linear,
             engine=engine,
@@ -144,7 +145,7 @@ def test_an_engine_that_cannot_says_which_can():
         with pytest.raises(ValueError, match=r"^block must be a positive whole number, or two of them, got "):
             Stream(block)
     for engine in (5, Stream):
-        check_refused(
+        check_raises(
             "engine must be a name or an engine such as regard.engines.Stream(block=256), got ",
             TypeError,
             engine=engine,
@@ -193,11 +194,10 @@ def test_plan_says_what_runs_and_why():
 
 def test_a_large_mask_is_streamed_and_a_broadcast_one_is_not():
     long = torch.zeros(2, 3000, 4)
-    assert regard.plan(long, long, long, mask=masks.padding(torch.tensor([5, 9]))).engine == "flash"
-    assert (
-        regard.plan(long, long, long, mask=masks.both(masks.causal, masks.padding(torch.tensor([5, 9])))).engine
-        == "stream"
-    )
+    many, few = masks.padding(torch.tensor([2900, 3000])), masks.padding(torch.tensor([5, 9]))
+    assert regard.plan(long, long, long, mask=many).engine == "flash"
+    assert regard.plan(long, long, long, mask=masks.both(masks.causal, many)).engine == "stream"
+    assert regard.plan(long, long, long, mask=few).engine == "stream"  # the others are out of reach
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
@@ -308,3 +308,111 @@ def test_products_beyond_the_range_of_numbers_are_no_reason_for_nan():
     found = regard.attend(query, key, value)
     assert found.isfinite().all()
     assert_close(found, regard.attend(query, key, value, engine="dense"))
+
+
+GROUP_MASKS = {
+    "none": None,
+    "causal": masks.causal,
+    "window": masks.window(5),
+    "padding": masks.padding(torch.tensor([7, 30])),
+    "bias by head": torch.randn(6, 1, 40, dtype=torch.float64),
+    "function by head": lambda query, key: -(query - key).abs() * torch.arange(1, 7, dtype=torch.float64).view(6, 1, 1),
+}
+
+
+@pytest.mark.parametrize("mask", GROUP_MASKS)
+@pytest.mark.parametrize("shared", [1, 2, 3])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_groups_of_query_heads_share_a_head_of_keys(queries, shared, mask):
+    torch.manual_seed(0)
+    heads = (6, queries), (shared, 40), (shared, 40)
+    tensors = [torch.randn(2, *shape, 4, dtype=torch.float64, requires_grad=True) for shape in heads]
+    grad = torch.randn(2, 6, queries, 4, dtype=torch.float64)
+    for score in (scores.scaled_dot, scores.Gaussian(1.0), lambda query, key: torch.tanh(query @ key.mT)):
+
+        def run(tensors, leaves=tensors, **given):
+            mean = regard.attend(*tensors, mask=GROUP_MASKS[mask], **given)
+            return mean, *torch.autograd.grad(mean, leaves, grad)
+
+        repeated = [tensors[0], *(x.repeat_interleave(6 // shared, dim=1) for x in tensors[1:])]
+        definition = run(repeated, score=score, engine="dense")
+        for engine in ("dense", "stream", None):
+            for one, other in zip(run(tensors, score=score, engine=engine), definition, strict=True):
+                assert_close(one, other)
+        weights = regard.look(*repeated[:2], score=score, mask=GROUP_MASKS[mask])
+        assert_close(regard.look(*tensors[:2], score=score, mask=GROUP_MASKS[mask]), weights)
+        top = regard.look(*tensors[:2], score=score, mask=GROUP_MASKS[mask], top=2)
+        assert_close(top.weight, weights.topk(2).values)
+
+
+def test_heads_that_do_not_form_groups_raise():
+    query, key = torch.randn(2, 6, 3, 4), torch.randn(2, 4, 3, 4)
+    with pytest.raises(ValueError, match="in groups of one size"):
+        regard.attend(query, key, key)
+    with pytest.raises(ValueError, match="must broadcast"):  # a batch is no group of heads
+        regard.attend(query[0], key[0, :3], key[0, :3])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [{"dropout": 0.3}, {"mask": masks.window(9)}, {"score": scores.Gaussian(2.0)}])
+def test_halves_are_summed_in_float32(dtype, given):
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 2, 300, 16).to(dtype).requires_grad_() for _ in range(3)]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    results = []
+    for some in (tensors, exact):
+        torch.manual_seed(1)
+        mean = regard.attend(*some, engine="stream", **given)
+        results.append([mean, *torch.autograd.grad(mean.sum(), some)])
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == dtype
+        assert_close(one.double(), other, rtol=torch.finfo(dtype).eps, atol=2e-3)
+
+
+def test_a_result_of_zeros_is_computed_once(monkeypatch):
+    calls, real = [], flash.torch_attention
+    monkeypatch.setattr(flash, "torch_attention", lambda *given, **named: calls.append(1) or real(*given, **named))
+    x = torch.randn(1, 2, 9, 8)
+    assert not regard.attend(x, x, torch.zeros_like(x), mask=masks.causal).any()
+    assert len(calls) == 1
+
+
+def test_torchs_attention_may_be_replaced_by_ours(monkeypatch):
+    x = torch.randn(1, 2, 9, 8)
+    wanted = regard.attend(x, x, x)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, k, v: regard.attend(q, k, v))
+    assert_close(torch.nn.functional.scaled_dot_product_attention(x, x, x), wanted)
+
+
+def test_the_meta_device_gives_shapes_of_few_numbers():
+    x = torch.randn(1, 2, 9, 8, device="meta")
+    assert regard.attend(x, x, x).shape == regard.attend(x, x, x, mask=masks.causal).shape == x.shape
+
+
+def test_autocast_takes_tensors_of_several_dtypes_and_any_bias():
+    query, key = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    with torch.autocast("cpu"):
+        mean = regard.attend(query, key.bfloat16(), key, mask=torch.zeros(9, 9))
+    assert mean.dtype == torch.bfloat16
+    assert_close(mean.float(), regard.attend(query, key, key), rtol=2e-2, atol=2e-2)
+    with pytest.raises(TypeError, match="one dtype"):
+        regard.attend(query, key.bfloat16(), key)
+    bias = torch.randn(9, 9, dtype=torch.float64)
+    assert_close(regard.attend(query, key, key, mask=bias), regard.attend(query, key, key, mask=bias.float()))
+
+
+def test_the_width_of_a_score_is_measured():
+    x = torch.randn(2, 3, 50, 24)
+
+    def width(score):
+        return make_job(x, x, x, score, None, weighing.softmax, 0.0).width
+
+    assert width(lambda query, key: 5 * torch.tanh(query @ key.mT / 5)) == 1
+    assert width(lambda query, key: torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)).sum(-1)) == 24
+    assert width(scores.Additive(24, 24, hidden=7)) == 7
+
+
+def test_nested_tensors_raise():
+    nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="nested tensors are not supported: pad them"):
+        regard.attend(nested, nested, nested)

@@ -1,5 +1,7 @@
-"""Masks: what each lets through, and what it refuses."""
+"""Masks: what each lets a query see, on what it raises, and what is out of its reach."""
 
+import copy
+import math
 import pickle
 
 import pytest
@@ -8,6 +10,7 @@ from torch.testing import assert_close
 
 import regard
 from regard import masks
+from regard.engines import fused
 
 ROWS, COLUMNS = torch.arange(5)[:, None], torch.arange(3)
 
@@ -73,3 +76,103 @@ def test_both_of_any_kinds():
     assert_close(biased[allowed], bias[allowed])
     assert (biased[~allowed] == -torch.inf).all()
     assert_close(masks.both(bias, bias)(ROWS, COLUMNS), 2 * bias)
+
+
+REACHES = {
+    "causal": masks.causal,
+    "window": masks.window(3),
+    "prefix": masks.prefix(5),
+    "padding": masks.padding(torch.tensor([4, 0, 13])),
+    "dilated": masks.dilated(2, step=3),
+    "global": masks.global_and_window(2, radius=1),
+    "documents": masks.documents(torch.arange(17) // 4),
+    "documents apart": masks.documents(torch.arange(17) % 3),
+    "documents of a batch": masks.documents(torch.tensor([[0] * 9 + [1] * 8, [5] * 17, [2] * 3 + [1] * 14])),
+    "shifted": masks.shifted(masks.window(2), 4),
+    "both": masks.both(masks.causal, masks.window(4)),
+    "blocks": masks.blocks(lambda query, key: (query - key).abs() % 7 == 0, 17, 17, size=2),
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_reach_tells_the_truth(name):
+    masks.check_reach(REACHES[name], 17, 17)
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_what_is_out_of_reach_changes_no_engine(name, monkeypatch):
+    monkeypatch.setattr(fused, "NARROW_ROWS", 4)
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 2, 17, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(3, 2, 17, 5, dtype=torch.float64)
+
+    def run(score, engine):
+        mean = regard.attend(*tensors, score=score, mask=REACHES[name], engine=engine)
+        return mean, *torch.autograd.grad(mean, tensors, grad)
+
+    for score in (regard.scores.dot, lambda query, key: torch.tanh(query @ key.mT)):
+        definition = run(score, "dense")
+        for engine in (regard.engines.Stream(), regard.engines.Stream(block=(5, 3))):
+            for one, other in zip(run(score, engine), definition, strict=True):
+                assert_close(one, other)
+        weights = regard.look(*tensors[:2], score=score, mask=REACHES[name])
+        top = regard.look(*tensors[:2], score=score, mask=REACHES[name], top=3)
+        assert_close(top.weight, weights.topk(3).values)
+
+
+@pytest.mark.parametrize("score", [regard.scores.dot, lambda query, key: query @ key.mT])
+def test_keys_out_of_reach_are_not_scored(score):
+    query, key = torch.randn(1, 2, 600, 4), torch.randn(1, 2, 600, 4)
+    key[..., 300:, :] = math.nan  # no query before 290 sees one of them
+    mean = regard.attend(query, key, torch.ones(1, 2, 600, 4), score=score, mask=masks.window(9), engine="stream")
+    assert_close(mean[..., :290, :], torch.ones(1, 2, 290, 4))
+
+
+def test_a_reach_that_lies_is_found():
+    class Wrong:
+        def __call__(self, query, key):
+            return key <= query
+
+        def reach(self, query):
+            return 0, query
+
+    class Solid(Wrong):
+        solid = True
+
+        def reach(self, query):
+            return 0, query + 2
+
+    with pytest.raises(ValueError, match="for query 0, key 0 is out of reach, but seen"):
+        masks.check_reach(Wrong(), 5, 5)
+    with pytest.raises(ValueError, match="for query 0, key 1 is in reach, but not seen"):
+        masks.check_reach(masks.shifted(Solid(), 0), 5, 5)
+    hole = masks.blocks(torch.ones(5, 5, dtype=torch.bool), 5, 5, size=1)
+    hole.seen[3, 1] = False
+    with pytest.raises(ValueError, match="for query 3, key 1 is out of reach, but seen"):
+        masks.check_reach(hole, 5, 5)
+
+
+def test_a_mask_with_a_short_reach_is_streamed_and_others_are_not():
+    x = torch.randn(1, 2, 2048, 8)
+    assert regard.plan(x, x, x, mask=masks.window(64)).engine == "stream"
+    assert "reaches 520,064 of 8,388,608 pairs" in regard.plan(x, x, x, mask=masks.window(64)).why
+    assert regard.plan(x, x, x, mask=masks.global_and_window(1, 64)).engine == "stream"
+    assert regard.plan(x, x, x, mask=masks.window(1500)).engine == "flash"
+    assert regard.plan(x, x, x, mask=masks.prefix(7)).engine == "flash"
+    assert regard.plan(x[:, :, :99], x[:, :, :99], x[:, :, :99], mask=masks.window(2)).engine == "flash"
+
+
+def test_documents_and_other_masks_raise_on_what_they_cannot_be_made_of():
+    with pytest.raises(TypeError, match=r"integer tensor \[\.\.\., n\], got dtype torch.float32"):
+        masks.documents(torch.zeros(3))
+    with pytest.raises(ValueError, match="ids of 3 positions, got position 4"):
+        masks.documents(torch.zeros(3, dtype=torch.long))(torch.arange(5)[:, None], torch.arange(5))
+    for wrong in (lambda: masks.prefix(-1), lambda: masks.dilated(-1, 2), lambda: masks.global_and_window(1, -2)):
+        with pytest.raises(ValueError, match="must not be negative"):
+            wrong()
+    with pytest.raises(ValueError, match="step"):
+        masks.dilated(1, 0)
+
+
+def test_causal_is_the_same_object_wherever_it_is_copied():
+    assert pickle.loads(pickle.dumps(masks.causal)) is copy.deepcopy(masks.causal) is masks.causal

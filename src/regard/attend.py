@@ -18,16 +18,27 @@ from torch import Tensor
 
 from regard.checks import is_number, positive
 from regard.engines import Dense, Flash, Gauss, Pairs, Stream, dense, flash
-from regard.engines.job import Job, Plan, broadcast, scores_of, spans
+from regard.engines.job import (
+    Job,
+    Plan,
+    broadcast,
+    groups_of,
+    leading_of,
+    reachable_pairs,
+    repeat_heads,
+    scores_of,
+    spans,
+)
 from regard.engines.kernel_sums import gauss, pairs
 from regard.engines.kernel_sums.problem import Means, Moments, Points
 from regard.engines.stream import mask_gradient
 from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
-from regard.masks import Mask, causal, parts_of
+from regard.masks import Mask, causal
+from regard.masks.evaluation import parts_of
 from regard.parts import Attended
 from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot
-from regard.torch_modes import transforming
+from regard.torch_modes import compiling, transforming
 from regard.weighing import Weighing, softmax
 
 
@@ -73,14 +84,16 @@ class Look(NamedTuple):
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Dense(), Flash(), Stream(), Pairs(), Gauss())}
 _KERNEL_SUMS: dict[str, _KernelSums] = {"dense": dense, "pairs": pairs, "gauss": gauss}
-_DENSE_LIMIT = 2**16
-"""Largest number of floats, in the matrix and in its score while it is computed, that counts as small."""
+_DENSE_LIMIT, _DENSE_DROPOUT_LIMIT = 2**20, 2**14
+"""Largest number of floats, in the matrix and in its score while it is computed, that counts as small; with dropout."""
 PAIRS_FROM, GAUSS_FROM, PAIRS_VALUES = 2**28, 2**33, 8
 """For tensors: number of pairs from which `pairs` and `gauss` are faster, and up to how many columns of values."""
 DENSE_SUMS_LIMIT = 2**20
 """For sums: number of pairs that NumPy computes before compiled loops would be loaded."""
 _GAUSS_TOLERANCE = 1e-9
 """For sums: least tolerance that `gauss` is tried for."""
+_SPARSE_FROM, _SPARSE_FRACTION = 2**20, 0.4
+"""Number of pairs from which, and fraction of them in the reach of the mask up to which, the others are left out."""
 _LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
 
@@ -99,7 +112,8 @@ def attend(
     """The average of the values, weighted by how well their keys answer each query: `[..., q, v]`.
 
     query `[..., q, d]`, key `[..., k, e]`, value `[..., k, v]`: leading dimensions broadcast; d = e if
-    the score needs it.
+    the score needs it. Groups of query heads may share a head of keys and values, which is not copied: query
+    `[batch, heads, q, d]`, key and value `[batch, heads / groups, k, …]` (Ainslie et al. 2023).
 
     score     one of `regard.scores`, or any callable `(query, key) -> [..., q, k]`
     mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
@@ -194,7 +208,7 @@ def plan(
     'flash'
     """
     job = make_job(query, key, value, score, mask, weigh, dropout)
-    scores_of(score, query[..., :1, :], key[..., :1, :])  # raises what attend would raise
+    scores_of(score, query[..., :1, :], repeat_heads(key[..., :1, :], job.groups))  # raises what attend would raise
     if engine is None:
         chosen = choose(job)
         return chosen._replace(algorithm=ENGINES[chosen.engine].algorithm(job))
@@ -215,7 +229,7 @@ def choose(job: Job) -> Plan:
             return Plan("gauss", f"{job.pairs:,} pairs of a Gaussian in few dimensions: by Fourier transform")
         if not ENGINES["pairs"].refuses(job):
             return Plan("pairs", f"{job.pairs:,} pairs of a kernel, without gradients: in one fused pass")
-    if is_inner_product(job.score):
+    if is_inner_product(job.score) and (job.groups == 1 or not is_squared_distance(job.score)):
         return _choose_inner_product(job)
     if fits_dense(job):
         return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
@@ -225,10 +239,16 @@ def choose(job: Job) -> Plan:
 def _choose_inner_product(job: Job) -> Plan:
     """The engine for an inner product under softmax: `flash`, unless `stream` saves memory or precision."""
     on_cpu = job.query.device.type == "cpu"
+    if on_cpu and job.dropout and job.pairs <= _DENSE_DROPOUT_LIMIT:
+        return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
     if on_cpu and job.dropout:
         return Plan("stream", "dropout: torch's CPU kernel would build the matrix for it")
     if on_cpu and mask_gradient(job):
         return Plan("stream", "the bias needs a gradient: torch's CPU kernel would build the matrix for it")
+    if on_cpu and job.pairs >= _SPARSE_FROM and not compiling():
+        seen = reachable_pairs(job)
+        if seen <= job.pairs * _SPARSE_FRACTION:
+            return Plan("stream", f"the mask reaches {seen:,} of {job.pairs:,} pairs: the others are left out")
     elements = flash.mask_elements(job)
     if elements > flash.MASK_LIMIT:
         return Plan("stream", f"the mask has {elements:,} elements: it is evaluated by blocks instead of built")
@@ -297,6 +317,7 @@ def make_job(
     query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Mask | None, weigh: Weighing, dropout: float
 ) -> Job:
     """The job, if everything fits together; else an error says what must hold and what was got."""
+    query, key, value = _autocast(query, key, value)
     leading = _check_tensors(query, key, value)
     for name, argument in (("score", score), ("mask", mask), ("weigh", weigh)):
         if isinstance(argument, type):
@@ -320,6 +341,15 @@ def make_job(
     return job
 
 
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of several dtypes under autocast in its dtype, as torch's own attention takes them; others unchanged."""
+    kinds = {(x.device.type, x.dtype) for x in tensors if isinstance(x, Tensor) and x.is_floating_point()}
+    devices = {device for device, _ in kinds}
+    if len(kinds) < 2 or len(devices) > 1 or not torch.is_autocast_enabled(max(devices)):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(max(devices))) for x in tensors)
+
+
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
     """The broadcast leading dimensions of tensors with fitting shapes, one dtype and one device."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -329,6 +359,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
             raise ValueError(f"{name} must be [..., length, size], got shape {list(tensor.shape)}")
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must have a floating point dtype, got {tensor.dtype}")
+    if any(x.is_nested for x in (query, key, value)):
+        raise TypeError("nested tensors are not supported: pad them, and give their lengths by regard.masks.padding")
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
     if not query.device == key.device == value.device:
@@ -337,22 +369,22 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
         )
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have one length, got {key.shape[-2]} keys and {value.shape[-2]} values")
-    leading = [x.shape[:-2] for x in (query, key, value)]
     try:
-        return broadcast(*leading)
+        return leading_of(query, key, value, groups_of(query, key, value))
     except ValueError:
-        got = " and ".join(str(list(shape)) for shape in leading)
-        raise ValueError(f"leading dimensions of query, key and value must broadcast, got {got}") from None
+        got = " and ".join(str(list(x.shape[:-2])) for x in (query, key, value))
+        raise ValueError(
+            f"leading dimensions of query, key and value must broadcast, got {got}; query heads may share heads of keys"
+            " and values in groups of one size: [batch, heads, q, d] and [batch, heads / groups, k, d]"
+        ) from None
 
 
 def _check_mask_corners(job: Job) -> None:
     """A part of the mask must be boolean or a bias of the query's dtype, on its device, with fitting dimensions."""
     expected = torch.Size([*job.leading, min(2, job.queries), min(2, job.keys)])
     for corner in job.mask_corners:
-        if corner.dtype not in (torch.bool, job.query.dtype):
-            raise TypeError(
-                f"mask must be boolean (True = may look) or a bias of dtype {job.query.dtype}, got dtype {corner.dtype}"
-            )
+        if corner.dtype != torch.bool and not corner.is_floating_point():
+            raise TypeError(f"mask must be boolean (True = may look) or a bias of real numbers, got {corner.dtype}")
         if corner.device != job.query.device:
             raise ValueError(f"mask must be on the query's device, {job.query.device}, got {corner.device}")
         if not broadcasts(corner.shape, expected):

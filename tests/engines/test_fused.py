@@ -46,14 +46,13 @@ def _four_heads_together(monkeypatch):
 @pytest.fixture
 def together(monkeypatch):
     """The number of heads of each task."""
-    numbers, tasks = [], fused.HeadBlocks.tasks
+    numbers, spread = [], fused.spread
 
-    def recorded(*given):
-        made = tasks(*given)
-        numbers.extend(task.heads.stop - task.heads.start for task in made)
-        return made
+    def recorded(run, tasks):
+        numbers.extend(heads.stop - heads.start for heads, _ in tasks)
+        return spread(run, tasks)
 
-    monkeypatch.setattr(fused.HeadBlocks, "tasks", recorded)
+    monkeypatch.setattr(fused, "spread", recorded)
     return numbers
 
 
@@ -121,12 +120,12 @@ def test_gradients_of_broadcast_heads_and_views_add_up():
 @pytest.mark.parametrize(
     ("shape", "tasks"),
     [
-        ((5, 3, 0, 7), [8, 7]),
+        ((5, 3, 0, 7), []),
         ((5, 3, 11, 0), [8, 7]),
         ((5, 3, 11, 7), [8, 7]),  # two threads
         ((1, 2, 11, 7), [1, 1]),
         ((5, 3, 256, 256), [4, 4, 4, 3]),  # four fill a block
-        ((3, 2000, 10), [2, 1]),  # queries of several heads are not split
+        ((3, 2000, 10), [2] * 4 + [1] * 4),
         ((3, 513, 257), [1] * 6),
     ],
 )
@@ -136,4 +135,4 @@ def test_as_many_heads_as_fit_a_block_are_computed_together(shape, tasks, score)
     query, key = torch.zeros(*leading, queries, 3), torch.zeros(*leading, keys, 3)
     job = Job(query, key, key, score, None, softmax)
     blocks, *_ = fused.prepare(job, 0, (512, 512))
-    assert [task.heads.stop - task.heads.start for task in blocks.tasks(512)] == tasks
+    assert [task.heads.stop - task.heads.start for task in blocks.tasks()] == tasks

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.compiled import dropout_hash
-from regard.engines.job import Job, dropout_factor, masked, scores_of, spans
+from regard.engines.job import Job, dropout_factor, masked, repeat_heads, scores_of, spans
 from regard.engines.kernel_sums.problem import Floats, Means, Moments, Points, log_kernel
 from regard.parts import Attended
 from regard.torch_modes import compiling, transforming
@@ -46,6 +46,7 @@ class Dense:
         return WHOLE_MATRIX
 
     def attend(self, job: Job) -> Tensor:
+        job = job.repeated()
         weight = weights(job)
         if job.dropout and (compiling() or transforming()):
             weight = functional.dropout(weight, job.dropout)
@@ -55,6 +56,7 @@ class Dense:
         return (weight @ job.value).to(job.value.dtype)
 
     def attend_parts(self, job: Job) -> Attended:
+        job = job.repeated()
         scores = masked_scores(job)
         empty = all_masked(scores)
         scores = scores.masked_fill(empty, 0.0)
@@ -66,7 +68,7 @@ class Dense:
 def masked_scores(job: Job, rows: slice | None = None, columns: slice | None = None) -> Tensor:
     """Masked scores of some queries and keys, by default all, `[..., q, k]`."""
     rows, columns = rows or slice(0, job.queries), columns or slice(0, job.keys)
-    scores = scores_of(job.score, job.query[..., rows, :], job.key[..., columns, :])
+    scores = scores_of(job.score, job.query[..., rows, :], repeat_heads(job.key[..., columns, :], job.groups))
     scores = masked(scores, job.mask_blocks(rows, columns))
     return scores.expand(*job.leading, rows.stop - rows.start, columns.stop - columns.start)
 

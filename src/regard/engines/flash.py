@@ -19,11 +19,11 @@ from regard.scores import Dot, is_inner_product, is_squared_distance
 from regard.torch_modes import compiling, transforming
 from regard.weighing import softmax
 
-FEW = 2**14
-"""A result of at most so many numbers is checked for zeros in one pass; of a larger one, only the first of each row."""
 MASK_LIMIT = 2**24
 """Largest mask, in elements, that is built for torch's kernel; larger ones go to `stream`."""
 TORCH_KERNEL = "flash: torch's scaled_dot_product_attention"
+torch_attention = functional.scaled_dot_product_attention
+"""torch's own, whatever stands in its place later."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Flash:
             return f"flash needs a score that is an inner product (has as_dot), got {job.score!r}"
         if job.weigh is not softmax:
             return f"flash weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
+        if job.groups > 1 and is_squared_distance(job.score):
+            return f"flash has no groups of query heads for distances, got {job.groups} query heads to a head of keys"
         if job.dropout and job.query.device.type == "cpu":
             return f"flash has no dropout on the CPU, got dropout={job.dropout}"
         return None
@@ -63,11 +65,20 @@ class Flash:
         query, key, scale = job.score.as_dot(job.query, job.key)
         value = job.value.to(query.dtype)
         size = -(-max(query.shape[-1], value.shape[-1], 1) // 8) * 8
-        query, key, value = (_folded(x, job.leading, size) for x in (query, key, value))
+        shared = torch.Size([*job.leading[:-1], job.leading[-1] // job.groups]) if job.groups > 1 else job.leading
+        query = _folded(query, job.leading, size)
+        key, value = (_folded(x, shared, size) for x in (key, value))
         is_causal = job.mask is causal
         mask = None if is_causal else _whole_bias(job, query.dtype)
-        mean = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=job.dropout, scale=scale
+        mean = torch_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,
+            dropout_p=job.dropout,
+            scale=scale,
+            enable_gqa=job.groups > 1,
         )
         if _may_be_wrong(mean) and not bounded(query, key, scale):
             return Stream().attend(job)
@@ -89,11 +100,10 @@ def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_c
     if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
         return None
     scale = None if score.scaled else 1.0
-    mean = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
-    few = mean.numel() <= FEW and not is_causal and not compiling()
-    smallest = torch.linalg.vector_norm(mean.detach(), -math.inf) if few else None
-    may_be_wrong = _may_be_wrong(mean) if smallest is None else not smallest > 0  # NaN is not > 0
-    return None if may_be_wrong else mean
+    mean = torch_attention(query, key, value, is_causal=is_causal, scale=scale)
+    if not _may_be_wrong(mean) or bounded(query, key, shape[3] ** -0.5 if score.scaled else 1.0):
+        return mean
+    return None
 
 
 def _folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
@@ -149,8 +159,7 @@ def _may_be_wrong(mean: Tensor) -> bool:
     """
     if mean.device.type != "cpu" or not mean.numel() or compiling():
         return False
-    least = mean.detach()[..., 0].abs().min()
-    return not bool(least > 0)
+    return not bool(mean.detach()[..., 0].abs().min() > 0)  # NaN is not > 0
 
 
 def bounded(query: Tensor, key: Tensor, scale: float) -> bool:

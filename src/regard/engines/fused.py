@@ -11,9 +11,11 @@ Results are the same to the bit from run to run: tasks write to memory of their 
 contribute to a key's gradient they are summed in a fixed order.
 
 A short head takes less time than starting a task for it. So one task computes as many heads as fit one block: tensors
-are `[heads, length, size]`, where `heads` counts over all leading dimensions.
+are `[heads, length, size]`, where `heads` counts over all leading dimensions of the keys. Query heads that share one
+head of keys, a group, are more queries of it: `[heads, rows, size]`, where rows counts the queries of all members.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,14 +32,17 @@ from regard.compiled.math import Floats, Words
 from regard.compiled.threads import Scratch, spread
 from regard.engines import fused_loops as loops
 from regard.engines.fused_loops import RowDropout, RowGradients, RowSums
-from regard.engines.job import Job, spans
-from regard.masks import Mask, block_of, causal, parts_of, tensors_of
+from regard.engines.job import Job, broadcast, spans
+from regard.masks import Mask
+from regard.masks.evaluation import block_of, is_solid, parts_of, tensors_of, touches, visible_keys
 from regard.parts import Attended
 from regard.scores import is_inner_product, is_squared_distance
 from regard.torch_modes import Context
 
 BLOCK = (512, 512)
 """Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""
+NARROW_ROWS = 128
+"""Queries of one block where each has few keys in reach."""
 
 
 def _fill_scores(distances: bool, query: Tensor, key: Tensor, out: Tensor) -> None:
@@ -73,7 +78,7 @@ def _by_feature(points: Tensor) -> Floats:
 
 
 class Task(NamedTuple):
-    """Some queries of one head, or all queries of several heads; an index into `[heads, q, …]`."""
+    """Some rows of one or several heads; an index into `[heads, rows, …]`."""
 
     heads: slice
     rows: slice
@@ -84,7 +89,7 @@ class ScoreBlock(NamedTuple):
 
     columns: slice
     scores: Tensor  # [heads, rows, columns]
-    visible: NDArray[np.int64]  # [heads · rows]  number of keys of the block, the first ones, that `causal` allows
+    visible: NDArray[np.int64]  # [2, heads · rows]  of the keys of the block, the first in reach, and one past the last
 
     @property
     def array(self) -> Floats:
@@ -99,24 +104,48 @@ class HeadBlocks:
 
     distances: bool  # whether scores are -½ times squared distances, else inner products
     mask: Mask | None
+    reach: NDArray[np.int64]  # [2, heads or 1, rows]  the first key that a query may see, and one past the last
     shape: torch.Size  # of the scores, [..., q, k]
     block: tuple[int, int]
     dropout: float
-    row_hashes: list[Words]  # of the dropout hash, [heads, q] each
-    head_index: NDArray[np.int64]  # [heads, leading dimensions]
+    row_hashes: list[Words]  # of the dropout hash, [heads, rows] each
+    head_index: NDArray[np.int64]  # [query heads, leading dimensions]
+    groups: int  # query heads for each head of keys
 
-    def tasks(self, rows: int) -> list[Task]:
-        """Tasks that together cover all queries of all heads.
+    def sizes(self) -> tuple[int, int]:
+        """Queries of one block, and heads that are computed together.
 
-        Short heads: several whole heads per task, as many as fit one block, but no thread without a task. Long heads:
-        some queries of one head per task.
+        Queries with few keys in reach: few at a time, since their blocks hold the keys of all of them. As many heads
+        as fit one block, but no thread without a task.
         """
-        heads, queries, keys = len(self.head_index), *self.shape[-2:]
-        fitting = self.block[0] * self.block[1] // max(1, queries * keys)
-        together = min(fitting, -(-heads // torch.get_num_threads()))
-        if together > 1:
-            return [Task(some, slice(0, queries)) for some in spans(heads, together)]
-        return [Task(head, some) for head in spans(heads, 1) for some in spans(queries, rows)]
+        heads, queries, keys = len(self.head_index) // self.groups, self.shape[-2] * self.groups, self.shape[-1]
+        rows, columns = self.block
+        seen = int((self.reach[1] - self.reach[0]).mean()) if self.reach.size else 0
+        if seen <= min(keys, columns) // 2:
+            rows = min(rows, NARROW_ROWS)
+            columns = min(columns, seen + rows)
+        columns, threads = max(1, min(keys, columns)), torch.get_num_threads()
+        if heads < threads:  # the same number of blocks for each thread
+            count = -(-queries // rows)
+            rows = max(1, -(-queries // max(1, -(-count // threads) * threads)))
+        together = self.block[0] * self.block[1] // max(1, min(queries, rows) * columns)
+        return rows, max(1, min(together, -(-heads // threads)))
+
+    def head_spans(self) -> Iterator[slice]:
+        """Heads that are computed together."""
+        return spans(len(self.head_index) // self.groups, self.sizes()[1])
+
+    def row_spans(self) -> list[slice]:
+        """The rows of one block after the other. A block has one member of a group, unless queries are few."""
+        queries, size = self.shape[-2], self.sizes()[0]
+        if queries <= size and all(is_solid(part) for part in parts_of(self.mask)):
+            return list(spans(self.groups * queries, size))
+        ends = range(queries, self.groups * queries + 1, queries) if queries else ()
+        return [rows for end in ends for rows in spans(end, size, end - queries)]
+
+    def tasks(self) -> list[Task]:
+        """Blocks of rows that together cover all heads."""
+        return [Task(heads, rows) for heads in self.head_spans() for rows in self.row_spans()]
 
     def score_blocks(
         self, task: Task, query: Tensor, key: Tensor, scratch: Scratch, dtype: torch.dtype
@@ -126,9 +155,11 @@ class HeadBlocks:
         query   [heads, rows, d]  of the task
         key     [heads, k, d]  of the task
         """
-        heads, rows, keys = *query.shape[:2], key.shape[1]
-        is_causal = any(part is causal for part in parts_of(self.mask))
-        for columns in spans(min(keys, task.rows.stop) if is_causal else keys, self.block[1]):
+        heads, rows = query.shape[:2]
+        first, stop = self.reach[:, task.heads if self.reach.shape[1] > 1 else slice(None), task.rows]
+        if not first.size:
+            return
+        for columns in spans(int(stop.max()), self.block[1], int(first.min())):
             mask_blocks = self._mask_blocks(task, columns)
             if mask_blocks is None:
                 continue
@@ -140,24 +171,27 @@ class HeadBlocks:
                     scores.masked_fill_(part, -math.inf)
                 else:
                     scores.add_(part)
-            if is_causal:
-                visible = np.clip(np.arange(task.rows.start, task.rows.stop) + 1 - columns.start, 0, size)
-            else:
-                visible = np.full(rows, size)
-            yield ScoreBlock(columns, scores, np.tile(visible, heads))
+            visible = np.stack([first, stop]) - columns.start
+            visible = np.broadcast_to(visible.clip(0, size), (2, heads, rows)).reshape(2, heads * rows)
+            yield ScoreBlock(columns, scores, visible)
 
     def _mask_blocks(self, task: Task, columns: slice) -> list[Tensor] | None:
         """The parts of the mask that change a block, [heads or 1, rows, columns] each; None if all of it is masked.
 
-        A boolean part is returned negated: True = masked. `causal` is not among them.
+        A boolean part is returned negated: True = masked. Parts that say no more than their reach are not among them.
         """
+        member, start = divmod(task.rows.start, self.shape[-2])
+        rows = slice(start, start + task.rows.stop - task.rows.start)
+        if not touches(self.mask, rows, columns):
+            return None
         relevant = []
         for part in parts_of(self.mask):
-            if part is causal:
+            if is_solid(part):
                 continue
-            block = block_of(part, task.rows, columns, len(self.shape), torch.device("cpu"))
+            block = block_of(part, rows, columns, len(self.shape), torch.device("cpu"))
             axes = block.ndim - 2
-            index = self.head_index[task.heads, self.head_index.shape[1] - axes :]  # [heads, axes]
+            heads = slice(task.heads.start * self.groups + member, task.heads.stop * self.groups, self.groups)
+            index = self.head_index[heads, self.head_index.shape[1] - axes :]  # [heads, axes]
             index = np.where(np.array(block.shape[:axes]) > 1, index, 0)
             if (index == index[0]).all():
                 block = block[(*index[0].tolist(), None)]  # a view: an index of several heads would copy
@@ -180,49 +214,74 @@ class HeadBlocks:
 
 
 def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Tensor, Tensor, Tensor]:
-    """The blocks of a job, and query, key and value as `[heads, length, size]`.
+    """The blocks of a job, the query as `[heads, rows, size]`, key and value as `[heads, k, size]`; halves in float32.
 
     Bandwidths, projections and the scale get their gradients by autograd, outside.
     """
-    distances = is_squared_distance(job.score)
+    distances, dtype = is_squared_distance(job.score), torch.promote_types(job.query.dtype, torch.float32)
     if is_squared_distance(job.score):
         query, key = job.score.as_distance(job.query, job.key)
     else:
         assert is_inner_product(job.score)
         query, key, scale = job.score.as_dot(job.query, job.key)
-        query, key = query.to(job.query.dtype) * scale, key.to(job.query.dtype)
+        query, key = query.to(dtype) * scale, key.to(dtype)
     index = np.indices(job.leading).reshape(len(job.leading), math.prod(job.leading)).T  # [heads, leading dimensions]
     heads, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(job.queries if job.dropout else 0)
     row_hashes = [hashes.numpy().astype(np.uint32) for hashes in dropout_hash.row_hashes(seed, heads, queries)]
-    query, key, value = (
-        x.expand(*job.leading, *x.shape[-2:]).reshape(len(index), *x.shape[-2:]) for x in (query, key, job.value)
-    )
-    return HeadBlocks(distances, job.mask, job.shape, block, job.dropout, row_hashes, index), query, key, value
+    leading, groups = _key_heads(job)
+    count, rows = math.prod(leading), groups * job.queries
+    query = query.expand(*job.leading, *query.shape[-2:]).reshape(count, rows, query.shape[-1])
+    key, value = (x.expand(*leading, *x.shape[-2:]).reshape(count, *x.shape[-2:]) for x in (key, job.value.to(dtype)))
+    first_stop = torch.stack(visible_keys(job.mask, job.queries, job.keys, len(job.shape), job.query.device))
+    if math.prod(first_stop.shape[1:-1]) > 1:
+        reach = first_stop.expand(2, *job.leading, job.queries).reshape(2, count, rows).numpy()
+    else:
+        reach = np.tile(first_stop.reshape(2, 1, job.queries).numpy(), groups)
+    row_hashes = [hashes.reshape(count, groups * hashes.shape[1]) for hashes in row_hashes]
+    blocks = HeadBlocks(distances, job.mask, reach, job.shape, block, job.dropout, row_hashes, index, groups)
+    return blocks, query, key, value
+
+
+def _key_heads(job: Job) -> tuple[torch.Size, int]:
+    """The leading dimensions of the keys, and how many neighbouring query heads share each of their heads.
+
+    Keys that are broadcast over the last dimensions are such groups too. Any others are repeated.
+    """
+    leading = broadcast(job.key.shape[:-2], job.value.shape[:-2])
+    leading = torch.Size([*[1] * (len(job.leading) - len(leading)), *leading])
+    for index in range(len(leading)):
+        if leading[index] != job.leading[index]:
+            if math.prod(leading[index + 1 :]) > 1 or job.leading[index] % leading[index]:
+                break
+            return leading, math.prod(job.leading) // max(1, math.prod(leading))
+    return job.leading, 1
 
 
 def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
     """Means and log weights; dropout applies to the means."""
     mean, log_weight = _FusedAttention.apply(*prepare(job, seed, block))  # type: ignore[no-untyped-call]
-    # [heads, q, v] and [heads, q] -> [..., q, v] and [..., q]
-    return Attended(mean.view(*job.leading, *mean.shape[1:]), log_weight.view(*job.leading, job.queries))
+    # [heads, rows, v] and [heads, rows] -> [..., q, v] and [..., q]
+    mean = mean.view(*job.leading, job.queries, mean.shape[-1])
+    log_weight = log_weight.view(*job.leading, job.queries)
+    return Attended(mean.to(job.value.dtype), log_weight.to(job.value.dtype))
 
 
 class _Heads(NamedTuple):
     """The tensors of all heads."""
 
-    query: Tensor  # [heads, q, d]
+    query: Tensor  # [heads, rows, d]
     key: Tensor  # [heads, k, d]
     value: Tensor  # [heads, k, v]
-    mean: Tensor  # [heads, q, v]
-    largest: Tensor  # [heads, q]  the largest score
-    total: Tensor  # [heads, q]  the sum of exp(score - largest)
+    mean: Tensor  # [heads, rows, v]
+    largest: Tensor  # [heads, rows]  the largest score
+    total: Tensor  # [heads, rows]  the sum of exp(score - largest)
 
 
 class _HeadGradients(NamedTuple):
     """The gradients of all heads. Backward receives `mean` and `offset`, and adds to the other three."""
 
     mean: Tensor
-    offset: Tensor  # [heads, q]  mean' · mean - log_weight'
+    offset: Tensor  # [heads, rows]  mean' · mean - log_weight'
     query: Tensor
     key: Tensor
     value: Tensor
@@ -244,7 +303,7 @@ class _FusedAttention(torch.autograd.Function):
         mean = value.new_zeros(*query.shape[:2], value.shape[-1])
         largest, total = value.new_full(query.shape[:2], -math.inf), value.new_zeros(query.shape[:2])
         heads, scratch = _Heads(query, key, value, mean, largest, total), Scratch()
-        spread(lambda task: _forward(blocks, task, heads, scratch), blocks.tasks(blocks.block[0]))
+        spread(lambda task: _forward(blocks, task, heads, scratch), blocks.tasks())
         ctx.blocks = blocks
         ctx.save_for_backward(*heads, *tensors_of(blocks.mask))
         return mean, largest + total.log()
@@ -260,37 +319,41 @@ class _FusedAttention(torch.autograd.Function):
         offset = (mean_grad * heads.mean).sum(dim=-1) - log_weight_grad
         grads = _HeadGradients(mean_grad, offset, query_grad, key_grad, value_grad)
         scratch = Scratch()
-        # Where heads are fewer than threads, a head's queries are divided among them; each part has key and
+        # Where heads are fewer than threads, a head's rows are divided among them; each part has key and
         # value gradients of its own, added up below in a fixed order.
-        threads, queries = torch.get_num_threads(), blocks.shape[-2]
-        tasks = blocks.tasks(max(1, queries if len(heads.query) >= threads else -(-queries // threads)))
+        row_spans = blocks.row_spans()
+        parts = 1 if len(heads.query) >= torch.get_num_threads() else torch.get_num_threads()
+        divided = [row_spans[part] for part in spans(len(row_spans), max(1, -(-len(row_spans) // parts)))]
+        tasks = list(itertools.product(blocks.head_spans(), divided))
 
-        def run(task: Task) -> _HeadGradients:
-            own = grads._replace(key=grads.key[task.heads], value=grads.value[task.heads])
-            if task.rows.start:
+        def run(task: tuple[slice, list[slice]]) -> _HeadGradients:
+            some, parts = task
+            own = grads._replace(key=grads.key[some], value=grads.value[some])
+            if parts[0].start:
                 own = own._replace(key=torch.zeros_like(own.key), value=torch.zeros_like(own.value))
-            for rows in spans(task.rows.stop, blocks.block[0], task.rows.start):
-                _backward(blocks, Task(task.heads, rows), heads, own, scratch)
+            for rows in parts:
+                _backward(blocks, Task(some, rows), heads, own, scratch)
             return own
 
-        for task, own in zip(tasks, spread(run, tasks), strict=True):
-            if task.rows.start:
-                grads.key[task.heads] += own.key
-                grads.value[task.heads] += own.value
+        for (some, parts_of_rows), own in zip(tasks, spread(run, tasks), strict=True):
+            if parts_of_rows[0].start:
+                grads.key[some] += own.key
+                grads.value[some] += own.value
         return None, query_grad, key_grad, value_grad
 
 
 def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) -> None:
     """Fill in the mean, the largest score and the sum of the queries of a task."""
-    query, mean = heads.query[task].contiguous(), heads.mean[task]
-    key, value = heads.key[task.heads], heads.value[task.heads]
-    # The rows of a task are contiguous: these arrays are views.
-    sums = RowSums(*(x.flatten(0, 1).numpy() for x in (heads.largest[task], heads.total[task], mean)))
+    query, key, value = heads.query[task].contiguous(), heads.key[task.heads], heads.value[task.heads]
+    # Some queries of several heads are not contiguous: the loops write to memory that is.
+    parts = largest, total, mean = [x[task].contiguous() for x in (heads.largest, heads.total, heads.mean)]
+    sums = RowSums(*(x.flatten(0, 1).numpy() for x in parts))
     dropout = blocks.row_dropout(task, value.dtype)
     for block in blocks.score_blocks(task, query, key, scratch, value.dtype):
         loops.softmax_block(block.array, block.visible, sums, dropout, block.columns.start)
         mean.baddbmm_(block.scores, value[:, block.columns])
     loops.normalise(sums.total, sums.weighted)
+    heads.largest[task], heads.total[task], heads.mean[task] = largest, total, mean
 
 
 def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradients, scratch: Scratch) -> None:

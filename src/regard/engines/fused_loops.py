@@ -77,13 +77,15 @@ def distances_backward(score_grad: Floats, query: Floats, key: Floats, query_gra
 def softmax_block(block: Floats, visible: Counts, sums: RowSums, dropout: RowDropout, start: int) -> None:
     """Scores become exp(score - largest), with dropout; the running sums are updated.
 
-    visible   [rows]  number of keys of the block, the first ones, that each row sees; the others become 0
+    visible   [2, rows]  the first key of the block that a row sees, and one past the last; the others become 0
     start     index of the block's first key
     """
     zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        row = block[i, : visible[i]]
-        block[i, visible[i] :] = 0
+        first, stop = visible[0, i], visible[1, i]
+        row = block[i, first:stop]
+        block[i, :first] = 0
+        block[i, stop:] = 0
         if row.shape[0] == 0:
             continue
         before = sums.largest[i]
@@ -103,12 +105,12 @@ def softmax_block(block: Floats, visible: Counts, sums: RowSums, dropout: RowDro
                 total += weight
                 row[j] = weight
         else:
-            first, second = np.uint32(dropout.first[i] + np.uint32(start)), dropout.second[i]
+            word, second = np.uint32(dropout.first[i] + np.uint32(start + first)), dropout.second[i]
             threshold, scale = dropout.threshold, dropout.scale
             for j in range(row.shape[0]):
                 weight = exponential(row[j] - largest)
                 total += weight
-                row[j] = zero if hash_word(first, second, j) < threshold else weight * scale
+                row[j] = zero if hash_word(word, second, j) < threshold else weight * scale
         sums.total[i] = sums.total[i] * decay + total
 
 
@@ -133,10 +135,12 @@ def softmax_block_backward(
     """
     zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        count = visible[i]
-        block[i, count:] = 0
-        gradient[i, count:] = 0
-        row, grads = block[i, :count], gradient[i, :count]
+        first, stop = visible[0, i], visible[1, i]
+        block[i, :first] = 0
+        block[i, stop:] = 0
+        gradient[i, :first] = 0
+        gradient[i, stop:] = 0
+        row, grads = block[i, first:stop], gradient[i, first:stop]
         largest, scale, offset = rows.largest[i], 1 / rows.total[i], rows.offset[i]
         if largest == -np.inf:
             row[:] = 0
@@ -147,11 +151,11 @@ def softmax_block_backward(
                 row[j] = weight
                 grads[j] = weight * (grads[j] - offset)
         else:
-            first, second = np.uint32(dropout.first[i] + np.uint32(start)), dropout.second[i]
+            word, second = np.uint32(dropout.first[i] + np.uint32(start + first)), dropout.second[i]
             threshold, keep_scale = dropout.threshold, dropout.scale
             for j in range(row.shape[0]):
                 weight = exponential(row[j] - largest) * scale
-                keep = zero if hash_word(first, second, j) < threshold else keep_scale
+                keep = zero if hash_word(word, second, j) < threshold else keep_scale
                 row[j] = weight * keep
                 grads[j] = weight * (grads[j] * keep - offset)
 
@@ -173,7 +177,8 @@ def update_top(
     """
     top = top_score.shape[1]
     for i in range(block.shape[0]):
-        row, scores, keys = block[i, : visible[i]], top_score[i], top_key[i]
+        first, row = visible[0, i], block[i, visible[0, i] : visible[1, i]]
+        scores, keys = top_score[i], top_key[i]
         if row.shape[0] == 0:
             continue
         for begin in range(0, row.shape[0], 64):
@@ -188,7 +193,7 @@ def update_top(
                 while rank > 0 and score > scores[rank - 1]:
                     scores[rank], keys[rank] = scores[rank - 1], keys[rank - 1]
                     rank -= 1
-                scores[rank], keys[rank] = score, start + begin + j
+                scores[rank], keys[rank] = score, start + first + begin + j
         before = largest[i]
         peak = running_max(before, row)
         largest[i] = peak

@@ -1,17 +1,21 @@
 """What an engine computes: tensors that fit together, and the score, mask and weighing between them."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.compiled import dropout_hash
-from regard.masks import Mask, block_of, parts_of
+from regard.masks import Mask
+from regard.masks.evaluation import block_of, has_reach, parts_of, touches, visible_keys
 from regard.scores import Score
+from regard.torch_modes import compiling, transforming
 from regard.weighing import Weighing
 
 
@@ -37,26 +41,35 @@ class Plan(NamedTuple):
 class Job:
     """Checked input of an engine: shapes, dtypes and devices fit together. `attend.py` makes it."""
 
-    query: Tensor  # [..., q, d]
-    key: Tensor  # [..., k, e]
-    value: Tensor  # [..., k, v]
+    query: Tensor  # [..., heads, q, d]
+    key: Tensor  # [..., heads / groups, k, e]
+    value: Tensor  # [..., heads / groups, k, v]
     score: Score
     mask: Mask | None
     weigh: Weighing
     dropout: float = 0.0
 
+    groups: int = field(init=False)  # neighbouring query heads that share one head of keys and values
     leading: torch.Size = field(init=False)  # of query, key and value, broadcast
     mask_corners: list[Tensor] = field(init=False)  # the mask's parts for 2 queries and 2 keys: shows dtype and axes
 
     def __post_init__(self) -> None:
         # Fields, because torch.compile cannot see through the lock of `functools.cached_property`.
-        object.__setattr__(self, "leading", broadcast(*(x.shape[:-2] for x in (self.query, self.key, self.value))))
+        groups = groups_of(self.query, self.key, self.value)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "leading", leading_of(self.query, self.key, self.value, groups))
         corner = slice(0, min(2, self.queries)), slice(0, min(2, self.keys))
         object.__setattr__(self, "mask_corners", self.mask_blocks(*corner))
 
     def mask_blocks(self, rows: slice, columns: slice) -> list[Tensor]:
         """Each part of the mask for some queries and keys, at its own broadcast shape."""
         return [block_of(part, rows, columns, len(self.shape), self.query.device) for part in parts_of(self.mask)]
+
+    def repeated(self) -> "Job":
+        """The same job with a head of keys and values for each query head."""
+        if self.groups == 1:
+            return self
+        return replace(self, key=repeat_heads(self.key, self.groups), value=repeat_heads(self.value, self.groups))
 
     @property
     def queries(self) -> int:
@@ -77,8 +90,78 @@ class Job:
 
     @property
     def width(self) -> int:
-        """Number of floats that the score holds for each pair while it computes."""
-        return int(getattr(self.score, "width", max(1, self.query.shape[-1])))
+        """Number of floats that the score holds for each pair while it computes: declared, or measured."""
+        declared = getattr(self.score, "width", None)
+        return int(measured_width(self) if declared is None else declared)
+
+
+class _LargestTensor(TorchFunctionMode):
+    """Notes the number of elements of the largest tensor that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+@torch.no_grad()
+def measured_width(job: Job) -> int:
+    """Number of floats for each pair in the largest tensor that the score computes, for at most 32 queries and keys."""
+    query, key = job.query[..., :32, :], repeat_heads(job.key[..., :32, :], job.groups)
+    if compiling() or transforming() or not job.pairs:
+        return max(1, int(job.query.shape[-1]))
+    largest = _LargestTensor()
+    with torch.random.fork_rng(devices=[]), largest:
+        scores = scores_of(job.score, query, key)
+    return max(1, round(largest.elements / max(1, scores.numel())))
+
+
+def groups_of(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """How many query heads share a head of keys and values: `[batch, heads, q, d]` and `[batch, heads / groups, k, d]`.
+
+    1 if they broadcast, or do not fit at all.
+    """
+    if query.ndim < 4 or key.ndim != query.ndim or value.ndim != query.ndim:
+        return 1
+    heads, shared = int(query.shape[-3]), int(key.shape[-3])
+    if shared <= 1 or shared != value.shape[-3] or heads == shared or heads % shared:
+        return 1
+    return heads // shared
+
+
+def leading_of(query: Tensor, key: Tensor, value: Tensor, groups: int) -> torch.Size:
+    """The leading dimensions of the scores; ValueError if those of query, key and value do not broadcast."""
+    shared = [x.shape[:-2] for x in (key, value)]
+    if groups > 1:
+        shared = [torch.Size([*shape[:-1], shape[-1] * groups]) for shape in shared]
+    return broadcast(query.shape[:-2], *shared)
+
+
+def repeat_heads(x: Tensor, groups: int) -> Tensor:
+    """Each head once for each query head of its group: `[..., heads, k, d]`."""
+    return x if groups == 1 else x.repeat_interleave(groups, dim=-3)
+
+
+def sum_groups(x: Tensor, groups: int) -> Tensor:
+    """The sum over the query heads of each group, `[..., heads / groups, k, d]`: the reverse of `repeat_heads`."""
+    return x if groups == 1 else x.view(*x.shape[:-3], -1, groups, *x.shape[-2:]).sum(dim=-3)
+
+
+def reachable_pairs(job: Job) -> int:
+    """Number of pairs in the reach of the mask, as far as its parts say."""
+    if not job.pairs or not has_reach(job.mask):
+        return job.pairs
+    first, stop = visible_keys(job.mask, job.queries, job.keys, len(job.shape), job.query.device)
+    seen = int((stop - first).sum()) * (job.pairs // job.keys // first.numel())
+    blocks = list(itertools.product(spans(job.queries, -(-job.queries // 16)), spans(job.keys, -(-job.keys // 16))))
+    return seen * sum(touches(job.mask, *block) for block in blocks) // len(blocks)
 
 
 def scores_of(score: Score, query: Tensor, key: Tensor) -> Tensor:
@@ -99,7 +182,7 @@ def scores_of(score: Score, query: Tensor, key: Tensor) -> Tensor:
 def masked(scores: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Scores with -inf where a boolean part forbids, plus the parts that are biases."""
     for part in parts:
-        scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part
+        scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part.to(scores.dtype)
     return scores
 
 

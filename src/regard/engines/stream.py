@@ -19,7 +19,6 @@ but takes 1.5 to 2 times as long for a cheap score, and up to 20 times the memor
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +32,9 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from regard.checks import is_count
 from regard.compiled import dropout_hash
-from regard.engines.job import Job, dropout_factor, masked, scores_of, spans
-from regard.masks import Mask, block_of, parts_of, tensors_of
+from regard.engines.job import Job, dropout_factor, masked, repeat_heads, scores_of, spans, sum_groups
+from regard.masks import Mask
+from regard.masks.evaluation import block_of, has_reach, parts_of, tensors_of, touches, visible_keys
 from regard.parts import Attended
 from regard.scores import Score, is_inner_product, is_squared_distance
 from regard.torch_modes import Context, compiling
@@ -84,14 +84,29 @@ class Stream:
         """Means and log weights. Dropout applies to the means only."""
         seed = dropout_hash.draw_seed() if job.dropout else 0
         if not fusible(job):
-            return attend_blocks(job, seed, self.sizes(cache_block(job)))
+            return attend_blocks(job, seed, self.sizes or cache_block(job))
         from regard.engines import fused  # imports Numba
 
-        return fused.attend_heads(job, seed, self.sizes(fused.BLOCK))
+        return fused.attend_heads(job, seed, self.sizes or fused.BLOCK)
 
-    def sizes(self, default: tuple[int, int]) -> tuple[int, int]:
-        """Queries and keys of one block."""
-        return (self.block, self.block) if isinstance(self.block, int) else self.block or default
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """Queries and keys of one block, if they were given."""
+        return (self.block, self.block) if isinstance(self.block, int) else self.block
+
+
+def row_reach(job: Job) -> Tensor:
+    """The first key that each query may see in some head, and one past the last: `[2, q]`, on the CPU."""
+    if not has_reach(job.mask) or not job.pairs or job.query.is_meta or compiling():
+        return torch.tensor([0, job.keys]).unsqueeze(1).expand(2, job.queries)
+    first, stop = visible_keys(job.mask, job.queries, job.keys, len(job.shape), job.query.device)
+    return torch.stack([first.reshape(-1, job.queries).amin(0), stop.reshape(-1, job.queries).amax(0)]).cpu()
+
+
+def columns_in_reach(mask: Mask | None, reach: Tensor, rows: slice, size: int) -> Iterator[slice]:
+    """Blocks of at most `size` keys that some of the queries may see."""
+    first, stop = reach[:, rows]
+    return (block for block in spans(int(stop.max()), size, int(first.min())) if touches(mask, rows, block))
 
 
 def cache_block(job: Job) -> tuple[int, int]:
@@ -103,8 +118,7 @@ def cache_block(job: Job) -> tuple[int, int]:
 def fusible(job: Job) -> bool:
     """Whether the fused loops support the job: they need a known score, and a mask without a gradient."""
     known = is_inner_product(job.score) or is_squared_distance(job.score)
-    supported = job.query.device.type == "cpu" and job.query.dtype in (torch.float32, torch.float64)
-    return known and supported and not mask_gradient(job) and not compiling()
+    return known and job.query.device.type == "cpu" and not mask_gradient(job) and not compiling()
 
 
 def mask_gradient(job: Job) -> bool:
@@ -114,10 +128,13 @@ def mask_gradient(job: Job) -> bool:
 
 def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
     """Attention by any score: blocks of all leading dimensions at once."""
-    blocks = Blocks(job.score, job.mask, job.shape, job.dropout, seed, block)
+    blocks = Blocks(job.score, job.mask, row_reach(job), job.shape, job.dropout, seed, block, job.groups)
     biases = [part for part in parts_of(job.mask) if _is_bias(part)]
     parameters = _parameters_of(blocks, job)
-    tensors = (*(x.expand(*job.leading, *x.shape[-2:]) for x in (job.query, job.key, job.value)), *biases, *parameters)
+    shared = [*job.leading[:-1], job.leading[-1] // job.groups] if job.leading else []
+    query = job.query.expand(*job.leading, *job.query.shape[-2:])
+    key, value = (x.expand(*shared, *x.shape[-2:]) for x in (job.key, job.value))
+    tensors = (query, key, value, *biases, *parameters)
     return Attended(*_Recomputed.apply(blocks, len(biases), *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -132,16 +149,22 @@ class Blocks:
 
     score: Score
     mask: Mask | None
+    reach: Tensor  # [2, q]  as `row_reach` gives it
     shape: torch.Size  # of the scores, [..., q, k]
     dropout: float
     seed: int
     block: tuple[int, int]
+    groups: int  # query heads for each head of keys
 
     def rows(self) -> Iterator[slice]:
         return spans(self.shape[-2], self.block[0])
 
-    def columns(self) -> Iterator[slice]:
-        return spans(self.shape[-1], self.block[1])
+    def columns(self, rows: slice) -> Iterator[slice]:
+        """The blocks of keys that some of the queries may see."""
+        return columns_in_reach(self.mask, self.reach, rows, self.block[1])
+
+    def pairs(self) -> Iterator[tuple[slice, slice]]:
+        return ((rows, columns) for rows in self.rows() for columns in self.columns(rows))
 
     def scores(self, query: Tensor, key: Tensor, biases: Sequence[Tensor], rows: slice, columns: slice) -> Tensor:
         """Masked scores of a block; `biases` are the blocks of those parts of the mask that are bias tensors."""
@@ -150,7 +173,7 @@ class Blocks:
             next(bias) if _is_bias(part) else block_of(part, rows, columns, len(self.shape), query.device)
             for part in parts_of(self.mask)
         ]
-        return masked(scores_of(self.score, query, key), parts)
+        return masked(scores_of(self.score, query, repeat_heads(key, self.groups)), parts)
 
     def bias_blocks(self, biases: Iterable[Tensor], rows: slice, columns: slice) -> list[Tensor]:
         return [block_of(bias, rows, columns, len(self.shape), bias.device) for bias in biases]
@@ -186,7 +209,7 @@ class _Recomputed(torch.autograd.Function):
             peak = largest[..., rows].clone()
             sums = torch.zeros_like(peak)
             weighted = torch.zeros_like(mean[..., rows, :], dtype=wide)
-            for columns in blocks.columns():
+            for columns in blocks.columns(rows):
                 bias = blocks.bias_blocks(biases, rows, columns)
                 scores = blocks.scores(query[..., rows, :], key[..., columns, :], bias, rows, columns)
                 scores = scores.expand(*blocks.shape[:-2], *scores.shape[-2:])
@@ -198,7 +221,8 @@ class _Recomputed(torch.autograd.Function):
                 sums = sums * decay + weight.sum(dim=-1)
                 if blocks.dropout:
                     weight = weight * blocks.dropout_factor(rows, columns, weight)
-                weighted = weighted * decay.unsqueeze(-1) + weight.to(value.dtype) @ value[..., columns, :]
+                some_values = repeat_heads(value[..., columns, :], blocks.groups)
+                weighted = weighted * decay.unsqueeze(-1) + weight.to(value.dtype) @ some_values
             sums = sums.masked_fill(sums == 0, 1.0)
             mean[..., rows, :] = weighted / sums.unsqueeze(-1)
             largest[..., rows], total[..., rows] = peak, sums
@@ -221,7 +245,7 @@ class _Recomputed(torch.autograd.Function):
         largest = largest.masked_fill(largest == -math.inf, math.inf)  # exp(s - inf) = 0
         sums, unused = torch.zeros_like(total), {id(x) for x in parameters if x.requires_grad}
         with _replayed(*ctx.random), _hooks_off(parameters):
-            for rows, columns in itertools.product(blocks.rows(), blocks.columns()):
+            for rows, columns in blocks.pairs():
                 inputs = [query[..., rows, :], key[..., columns, :], *blocks.bias_blocks(biases, rows, columns)]
                 needs = [*needed[:2], *needed[3 : 3 + ctx.bias_count]]
                 inputs = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=True)]
@@ -229,11 +253,13 @@ class _Recomputed(torch.autograd.Function):
                     scores = blocks.scores(inputs[0], inputs[1], inputs[2:], rows, columns)
                 weight = (scores.detach().to(total.dtype) - largest[..., rows, None]).exp() / total[..., rows, None]
                 sums[..., rows] += weight.sum(dim=-1)
-                weight_grad, used = mean_grad[..., rows, :] @ value[..., columns, :].mT, weight
+                some_values = repeat_heads(value[..., columns, :], blocks.groups)
+                weight_grad, used = mean_grad[..., rows, :] @ some_values.mT, weight
                 if blocks.dropout:
                     factor = blocks.dropout_factor(rows, columns, weight)
                     weight_grad, used = weight_grad * factor, weight * factor
-                value_grad[..., columns, :] += used.to(mean_grad.dtype).mT @ mean_grad[..., rows, :]
+                some_grads = used.to(mean_grad.dtype).mT @ mean_grad[..., rows, :]
+                value_grad[..., columns, :] += sum_groups(some_grads, blocks.groups)
                 score_grad = weight * (weight_grad - offset[..., rows, None])
                 targets = [query_grad[..., rows, :], key_grad[..., columns, :]]
                 targets += blocks.bias_blocks(rest_grads[: ctx.bias_count], rows, columns)

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.compiled.threads import Scratch, spread
 from regard.engines.dense import masked_scores
 from regard.engines.job import Job, spans
-from regard.engines.stream import cache_block, fusible
+from regard.engines.stream import cache_block, columns_in_reach, fusible, row_reach
 
 
 @torch.no_grad()
@@ -21,7 +21,7 @@ def top_weights(job: Job, top: int) -> tuple[Tensor, Tensor]:
     log_weight = log_weight.unsqueeze(-1)
     has_nan = log_weight.isnan()
     weight = (best - log_weight).exp().masked_fill(log_weight == -math.inf, 0.0)
-    return index.masked_fill(has_nan, -1), weight.masked_fill(has_nan, math.nan)
+    return index.masked_fill(has_nan, -1), weight.masked_fill(has_nan, math.nan).to(job.query.dtype)
 
 
 def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,9 +32,9 @@ def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     best = job.query.new_full([*job.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
     log_weight = job.query.new_full(job.shape[:-1], -math.inf)
-    queries, keys = cache_block(job)
+    reach, (queries, keys) = row_reach(job), cache_block(job)
     for rows in spans(job.queries, queries):
-        for columns in spans(job.keys, keys):
+        for columns in columns_in_reach(job.mask, reach, rows, keys):
             scores = masked_scores(job, rows, columns)
             log_weight[..., rows] = torch.logaddexp(log_weight[..., rows], scores.logsumexp(dim=-1))
             key_index = torch.arange(columns.start, columns.stop, device=best.device).expand(scores.shape)
@@ -50,18 +50,21 @@ def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     from regard.engines import fused
     from regard.engines import fused_loops as loops
 
-    blocks, query, key, _ = fused.prepare(job, 0, fused.BLOCK)
-    best = job.query.new_full([*blocks.shape[:-1], top], -math.inf)
+    blocks, query, key, value = fused.prepare(job, 0, fused.BLOCK)
+    best = value.new_full([*blocks.shape[:-1], top], -math.inf)
     index = torch.full_like(best, -1, dtype=torch.long)
     largest, total = best.new_full(blocks.shape[:-1], -math.inf), best.new_zeros(blocks.shape[:-1])
-    results = [x.view(len(query), *x.shape[len(job.leading) :]) for x in (best, index, largest, total)]  # [heads, q, …]
+    shape = query.shape[:2]  # heads, rows
+    results = [x.view(*shape, *x.shape[len(job.shape) - 1 :]) for x in (best, index, largest, total)]
     scratch = Scratch()
 
     def run(task: fused.Task) -> None:
-        # Rows of a task are contiguous: these arrays are views.
-        top_score, top_key, peak, summed = (x[task].flatten(0, 1).numpy() for x in results)
+        parts = [x[task].contiguous() for x in results]
+        arrays = [x.flatten(0, 1).numpy() for x in parts]
         for block in blocks.score_blocks(task, query[task].contiguous(), key[task.heads], scratch, best.dtype):
-            loops.update_top(block.array, block.visible, top_score, top_key, peak, summed, block.columns.start)
+            loops.update_top(block.array, block.visible, *arrays, block.columns.start)
+        for result, part in zip(results, parts, strict=True):
+            result[task] = part
 
-    spread(run, blocks.tasks(blocks.block[0]))
+    spread(run, blocks.tasks())
     return best, index, largest + total.masked_fill(total == 0, 1.0).log()

@@ -40,23 +40,17 @@ class Attend(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        if self.groups > 1:
-            if query.shape[-2] == 1 and mask is None and not dropout and query.shape[:-3] == key.shape[:-3]:
-                # A single query attends to all keys: the query heads of a group become the queries of one head,
-                # which saves the copies of the keys. [batch, heads, 1, d] -> [batch, heads / groups, groups, d]
-                rows = query.reshape(*key.shape[:-2], self.groups, query.shape[-1])
-                mean = attend(rows, key, value, score=self.score)
-                return mean.reshape(*query.shape[:-1], mean.shape[-1])  # [batch, heads, 1, v]
-            key, value = self._repeat_heads(key), self._repeat_heads(value)
+        grouped = self.groups > 1 and query.shape[-2] == 1 and query.shape[:-3] == key.shape[:-3]
+        if grouped and mask is None and not dropout:
+            # A single query: those of a group are the queries of one head, which is faster.
+            rows = query.reshape(*key.shape[:-2], self.groups, query.shape[-1])  # [batch, heads / groups, groups, d]
+            mean = attend(rows, key, value, score=self.score)
+            return mean.reshape(*query.shape[:-1], mean.shape[-1])  # [batch, heads, 1, v]
         return attend(query, key, value, score=self.score, mask=mask, dropout=dropout)
 
     def look(self, query: Tensor, key: Tensor, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """The weights `[..., q, k]`, or the `top` largest of each query; without dropout."""
-        return look(query, self._repeat_heads(key), score=self.score, mask=mask, top=top)
-
-    def _repeat_heads(self, x: Tensor) -> Tensor:
-        """Each key head once for each query head of its group: `[batch, heads, k, d]`."""
-        return x if self.groups == 1 else x.repeat_interleave(self.groups, dim=-3)
+        return look(query, key, score=self.score, mask=mask, top=top)
 
     def extra_repr(self) -> str:
         score = "" if isinstance(self.score, nn.Module) else f"score={self.score!r}, "

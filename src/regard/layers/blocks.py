@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from regard.attend import Look
 from regard.checks import check_rows, fraction, hooks_of, is_plain_linear, positive
+from regard.engines.flash import torch_attention
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import MultiHeadAttention
@@ -323,7 +324,7 @@ class _FastBlock:
         key, value = cache.append(key, value)
         if kv_heads != heads:  # the query heads of a group become the queries of one head
             query = query.reshape(rows, kv_heads, -1, size)  # [rows, kv_heads, groups, d]
-        mean = functional.scaled_dot_product_attention(query, key, value)
+        mean = torch_attention(query, key, value)
         return self.output(mean.reshape(rows, -1))  # [rows, heads · d]
 
 

@@ -19,7 +19,8 @@ from regard.checks import check_rows, is_plain_linear, positive
 from regard.layers.attention import Attend
 from regard.layers.cache import KeyValues
 from regard.layers.positions import Positions
-from regard.masks import Mask, both, causal, parts_of, shifted
+from regard.masks import Mask, both, causal, shifted
+from regard.masks.evaluation import parts_of
 from regard.scores import Score, scaled_dot
 
 Projected = tuple[Tensor, Tensor, Tensor, Mask | None]

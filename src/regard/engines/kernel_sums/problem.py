@@ -18,7 +18,9 @@ from torch import Tensor
 
 from regard.engines.job import Job
 from regard.kernels import KERNELS, Gaussian, Kernel, Mixed
-from regard.masks import Mask, as_bias, others, parts_of, two_dimensional
+from regard.masks import Mask, as_bias, others
+from regard.masks.evaluation import parts_of
+from regard.masks.kinds import two_dimensional
 from regard.parts import Attended
 from regard.weighing import softmax
 
