@@ -143,6 +143,10 @@ def scaled_dot(q, k):
     return dot(q, k) / math.sqrt(len(q))
 
 
+def softcap(score, cap):
+    return lambda q, k: cap * torch.tanh(score(q, k) / cap)
+
+
 def bilinear(weight):
     return lambda q, k: (q[:, None] * weight * k[None, :]).sum()
 

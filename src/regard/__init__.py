@@ -16,6 +16,7 @@ from regard.attend import Look, attend, attend_parts, look, plan
 from regard.engines.job import Plan
 from regard.estimators import ESTIMATORS
 from regard.parts import NOTHING, Attended, merge
+from regard.sdpa import sdpa
 
 if TYPE_CHECKING:
     from regard import layers as layers
@@ -56,6 +57,7 @@ __all__ = [
     "merge",
     "plan",
     "scores",
+    "sdpa",
     "weighing",
     *_LATER,
 ]

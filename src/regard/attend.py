@@ -37,7 +37,7 @@ from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal
 from regard.masks.evaluation import parts_of
 from regard.parts import Attended
-from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot
+from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot, with_scale
 from regard.torch_modes import compiling, transforming
 from regard.weighing import Weighing, softmax
 
@@ -98,7 +98,7 @@ _LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
 
 
-def attend(
+def attend(  # noqa: PLR0913  # the one operation: each argument is a part of its definition
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -107,6 +107,7 @@ def attend(
     mask: Mask | None = None,
     weigh: Weighing = softmax,
     dropout: float = 0.0,
+    scale: float | None = None,
     engine: str | Engine | None = None,
 ) -> Tensor:
     """The average of the values, weighted by how well their keys answer each query: `[..., q, v]`.
@@ -119,6 +120,7 @@ def attend(
     mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
     weigh     one of `regard.weighing`
     dropout   the fraction of weights that are dropped; if not 0, also outside of training. The seed is torch's
+    scale     the factor of the inner product, for the scores `scaled_dot` (by default 1/√d) and `dot`
     engine    a name, or a configured engine such as `regard.engines.Stream(block=256)`; by default `attend` chooses
 
     >>> import torch, regard
@@ -126,6 +128,7 @@ def attend(
     >>> regard.attend(query, key, value, mask=regard.masks.causal).shape
     torch.Size([2, 8, 5, 4])
     """
+    score = with_scale(score, scale)
     usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
     if usual and (mask is None or mask is causal):
         assert isinstance(score, Dot)
@@ -139,43 +142,71 @@ def attend(
 
 
 def attend_parts(
-    query: Tensor, key: Tensor, value: Tensor, *, score: Score = scaled_dot, mask: Mask | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Score = scaled_dot,
+    mask: Mask | None = None,
+    scale: float | None = None,
 ) -> Attended:
     """Attention to these keys as a part of all keys: mean `[..., q, v]` and log weight `[..., q]`.
 
-    Parts over disjoint keys are joined by `regard.merge`. Both have gradients.
+    Parts over disjoint keys are joined by `regard.merge`. Both have gradients. `scale` as in `attend`.
 
     >>> import torch, regard
     >>> parts = regard.attend_parts(torch.randn(3, 4), torch.randn(9, 4), torch.randn(9, 2))
     >>> parts.mean.shape, parts.log_weight.shape
     (torch.Size([3, 2]), torch.Size([3]))
     """
-    job = make_job(query, key, value, score, mask, softmax, 0.0)
+    job = make_job(query, key, value, with_scale(score, scale), mask, softmax, 0.0)
     return (Dense() if fits_dense(job) or transforming() else Stream()).attend_parts(job)
 
 
 @overload
-def look(query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: None = ...) -> Tensor: ...
-@overload
-def look(query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: int) -> Look: ...
+def look(
+    query: Tensor,
+    key: Tensor,
+    *,
+    score: Score = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    top: None = ...,
+) -> Tensor: ...
 @overload
 def look(
-    query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., top: int | None
+    query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., scale: float | None = ..., top: int
+) -> Look: ...
+@overload
+def look(
+    query: Tensor,
+    key: Tensor,
+    *,
+    score: Score = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    top: int | None,
 ) -> Tensor | Look: ...
 def look(
-    query: Tensor, key: Tensor, *, score: Score = scaled_dot, mask: Mask | None = None, top: int | None = None
+    query: Tensor,
+    key: Tensor,
+    *,
+    score: Score = scaled_dot,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    top: int | None = None,
 ) -> Tensor | Look:
     """What softmax attention looks at: all weights `[..., q, k]`, or the `top` largest of each query.
 
     With `top` the matrix is never built, the weights are normalised over all keys, and have no gradient.
-    Without it, a matrix above 2 GiB raises ValueError.
+    Without it, a matrix above 2 GiB raises ValueError. `scale` as in `attend`.
 
     >>> import torch, regard
     >>> found = regard.look(torch.tensor([[9.0]]), torch.tensor([[0.0], [1.0], [0.5]]), top=2)
     >>> found.index.tolist(), [round(w, 3) for w in found.weight[0].tolist()]
     ([[1, 2]], [0.989, 0.011])
     """
-    job = make_job(query, key, key, score, mask, softmax, 0.0)
+    job = make_job(query, key, key, with_scale(score, scale), mask, softmax, 0.0)
     if top is not None:
         return Look(*top_weights(job, positive("top", top)))
     size = job.pairs * query.element_size()
@@ -189,7 +220,7 @@ def look(
     return torch.cat([dense.weights(job, rows) for rows in spans(job.queries, at_once)] or [dense.weights(job)], dim=-2)
 
 
-def plan(
+def plan(  # noqa: PLR0913  # as `attend`
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -198,6 +229,7 @@ def plan(
     mask: Mask | None = None,
     weigh: Weighing = softmax,
     dropout: float = 0.0,
+    scale: float | None = None,
     engine: str | Engine | None = None,
 ) -> Plan:
     """What `attend` would run with the same arguments: the engine, why, and its algorithm.
@@ -207,6 +239,7 @@ def plan(
     >>> regard.plan(x, x, x).engine
     'flash'
     """
+    score = with_scale(score, scale)
     job = make_job(query, key, value, score, mask, weigh, dropout)
     scores_of(score, query[..., :1, :], repeat_heads(key[..., :1, :], job.groups))  # raises what attend would raise
     if engine is None:

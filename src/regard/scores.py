@@ -16,13 +16,14 @@ The kernels, such as `Gaussian` and `Tricube`, are in `kernels.py`.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from regard.checks import positive
+from regard.checks import is_number, positive
 from regard.kernels import Boxcar, Cosine, Epanechnikov, Gaussian, Laplace, Tricube, Triweight
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "constant",
     "dot",
     "scaled_dot",
+    "softcap",
 ]
 
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -98,30 +100,41 @@ class Constant:
 
 
 class Dot:
-    """query · key, or that over √d (Vaswani et al. 2017, equation 1).
+    """query · key, or that over √d (Vaswani et al. 2017, equation 1), or times a factor of one's own, `scale`.
 
     >>> import torch
     >>> query, key = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    >>> dot(query, key).item(), scaled_dot(query, key).item()
-    (10.0, 5.0)
+    >>> dot(query, key).item(), scaled_dot(query, key).item(), Dot(scale=3.0)(query, key).item()
+    (10.0, 5.0, 30.0)
     """
 
     width = 1
 
-    def __init__(self, scaled: bool) -> None:
+    def __init__(self, scaled: bool = False, *, scale: float | None = None) -> None:
         self.scaled = scaled
+        self.scale = scale
+
+    def factor(self, size: int) -> float:
+        """What the inner product of vectors of that size is multiplied by."""
+        if self.scale is not None:
+            return self.scale
+        return size**-0.5 if self.scaled and size else 1.0
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         size = query.shape[-1]
         if size != key.shape[-1]:
             raise ValueError(f"{self} needs query and key of one size, got {size} and {key.shape[-1]}")
-        return query, key, size**-0.5 if self.scaled and size else 1.0
+        factor = self.factor(size)
+        # torch's kernel may take the root of the scale.
+        return (query, key, factor) if factor >= 0 else (-query, key, -factor)
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         query, key, scale = self.as_dot(query, key)
         return (query * scale) @ key.mT
 
     def __repr__(self) -> str:
+        if self.scale is not None:
+            return f"Dot(scale={self.scale})"
         return "scaled_dot" if self.scaled else "dot"
 
     def __reduce__(self) -> Any:
@@ -134,6 +147,20 @@ dot = Dot(scaled=False)
 """query · key: see `Dot`."""
 scaled_dot = Dot(scaled=True)
 """query · key / √d, the default score: see `Dot`."""
+
+
+def with_scale(score: Score, scale: float | None) -> Score:
+    """The same inner product times `scale` instead of its own factor; the score itself if that is None."""
+    if scale is None:
+        return score
+    if type(score) is not Dot:
+        raise ValueError(
+            f"scale replaces the factor of the scores dot and scaled_dot only, got scale={scale!r} with {score!r}:"
+            " multiply inside the score instead"
+        )
+    if not is_number(scale) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    return Dot(scale=float(scale))
 
 
 class Bilinear(nn.Module):
@@ -201,6 +228,38 @@ class Additive(nn.Module):
         hidden_key = self.key_projection(key).unsqueeze(-3)  # [..., 1, k, h]
         hidden: Tensor = self.activation(hidden_query + hidden_key)  # [..., q, k, h]
         return hidden @ self.weight
+
+
+class _Softcap(nn.Module):
+    """See `softcap`."""
+
+    def __init__(self, score: Score, cap: float) -> None:
+        super().__init__()
+        self.score = score
+        self.cap = cap
+        width = getattr(score, "width", None)
+        if width is not None:
+            self.width = width
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.cap * torch.tanh(self.score(query, key) / self.cap)
+
+    def extra_repr(self) -> str:
+        return f"{self.score}, {self.cap}" if not isinstance(self.score, nn.Module) else f"{self.cap}"
+
+
+def softcap(score: Score, cap: float) -> _Softcap:
+    """cap · tanh(score / cap): the score, kept between -cap and cap (Gemma Team 2024, Gemma 2, section 2).
+
+    >>> import torch
+    >>> [round(x, 2) for x in softcap(dot, 50.0)(torch.ones(1, 1), torch.tensor([[1.0], [999.0]]))[0].tolist()]
+    [1.0, 50.0]
+    """
+    if not callable(score):
+        raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
+    if not is_number(cap) or not 0 < cap < math.inf:
+        raise ValueError(f"cap must be a positive number, got {cap!r}")
+    return _Softcap(score, float(cap))
 
 
 def _check_fit(score: nn.Module, weight: Tensor, query: Tensor, key: Tensor, query_size: int, key_size: int) -> None:

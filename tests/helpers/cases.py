@@ -51,6 +51,10 @@ def score_case(name):
     torch.manual_seed(5)
     if name in ("constant", "dot", "scaled_dot"):
         return ScoreCase(getattr(scores, name), getattr(reference, name), [])
+    if name == "scale":
+        return ScoreCase(scores.Dot(scale=-0.3), lambda q, k: -0.3 * (q @ k), [])
+    if name == "softcap":
+        return ScoreCase(scores.softcap(scores.dot, 2.0), reference.softcap(reference.dot, 2.0), [])
     if name == "bilinear":
         ours = scores.Bilinear(SIZE, SIZE).double()
         return ScoreCase(ours, reference.bilinear(ours.weight), [ours.weight])
@@ -88,10 +92,10 @@ SHAPES = {
     "epanechnikov": ["number", "matrix"],
 }
 SCORES = [
-    *["constant", "dot", "scaled_dot", "bilinear", "tanh", "sigmoid", "relu", "concat", "closure"],
+    *["constant", "dot", "scaled_dot", "scale", "softcap", "bilinear", "tanh", "sigmoid", "relu", "concat", "closure"],
     *[f"{kernel}-{shape}" for kernel in KERNELS for shape in SHAPES.get(kernel, ["vector"])],
 ]
-INNER = ["dot", "scaled_dot", "bilinear", "gaussian-number", "gaussian-vector", "gaussian-matrix"]
+INNER = ["dot", "scaled_dot", "scale", "bilinear", "gaussian-number", "gaussian-vector", "gaussian-matrix"]
 
 
 @dataclass

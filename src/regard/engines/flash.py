@@ -99,9 +99,11 @@ def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_c
         return None
     if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
         return None
-    scale = None if score.scaled else 1.0
+    scale = score.factor(shape[3])
+    if scale < 0:
+        return None
     mean = torch_attention(query, key, value, is_causal=is_causal, scale=scale)
-    if not _may_be_wrong(mean) or bounded(query, key, shape[3] ** -0.5 if score.scaled else 1.0):
+    if not _may_be_wrong(mean) or bounded(query, key, scale):
         return mean
     return None
 
