@@ -2,15 +2,18 @@
 
 import copy
 
+import onnxruntime
 import pytest
 import torch
 from helpers.cases import rand
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 from torch.testing import assert_close
 
 import regard
+from regard import masks, scores
 from regard.layers import (
     Alibi,
     Attention,
@@ -22,6 +25,8 @@ from regard.layers import (
     Rotary,
     Sinusoidal,
 )
+from regard.models.language import language_model
+from regard.models.transformer import TransformerConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated parts
 BATCH, LENGTH, SIZE, HEADS = 3, 7, 16, 2
@@ -121,26 +126,88 @@ def test_compiled_layers_are_the_same_in_value_and_gradient(name):
     assert_close(*slopes)
 
 
+CALLS = {
+    "causal": {"mask": masks.causal},
+    "window": {"mask": masks.window(3)},
+    "padding": {"mask": masks.padding(torch.tensor([3, 9]))},
+    "function": {"mask": lambda query, key: (query - key) % 3 == 0},
+    "window and function": {"mask": masks.both(masks.window(4), lambda query, key: (query - key) % 2 == 0)},
+    "bias by head": {
+        "mask": lambda query, key: -(query - key).abs() * torch.tensor([[[0.5]], [[2.0]]], dtype=torch.float64)
+    },
+    "dropout": {"dropout": 0.3, "mask": masks.causal},
+    "gaussian": {"score": scores.Gaussian(1.0)},
+    "own score": {"score": lambda query, key: torch.tanh(query @ key.mT)},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["heads", "odd heads", "decoder"])
+@pytest.mark.parametrize("name", CALLS)
+def test_attend_is_compiled_in_one_piece_for_all_lengths(name):
+    torch._dynamo.reset()
+    frames = []
+
+    def backend(graph, inputs):
+        frames.append(graph)
+        return aot_autograd(fw_compiler=lambda graph, inputs: graph)(graph, inputs)
+
+    def attend(query):
+        return regard.attend(query, query, query, **CALLS[name])
+
+    compiled = torch.compile(attend, backend=backend, fullgraph=True)
+    for length in (11, 17, 23, 40):
+        query = torch.randn(2, 2, length, 16, dtype=torch.float64, requires_grad=True)
+        results = []
+        for function in (attend, compiled):
+            torch.manual_seed(3)  # one seed drops the same weights
+            mean = function(query)
+            results.append([mean, *torch.autograd.grad(mean.square().sum(), query)])
+        assert_close(*results)
+    assert len(frames) < 4  # not one for each length
+
+
+@pytest.mark.slow
+def test_dropout_in_compiled_code_differs_from_call_to_call():
+    torch._dynamo.reset()
+    layer, x = MultiHeadAttention(SIZE, HEADS, dropout=0.5), torch.randn(BATCH, LENGTH, SIZE)
+    compiled = torch.compile(layer)  # torch's default, which writes C++
+    first, second = compiled(x), compiled(x)
+    assert not torch.allclose(first, second)
+    second.sum().backward()
+    assert layer.output.weight.grad is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_compiled_in_one_piece(name):
     torch._dynamo.reset()
     layer, x = made(name), rand(BATCH, LENGTH, SIZE)
     assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
 
 
+@pytest.mark.parametrize("name", [*LAYERS, "language model"])
+def test_programs_are_exported_for_all_batches_and_lengths(name):
+    if name == "language model":
+        model = language_model(50, TransformerConfig(size=SIZE, heads=HEADS, blocks=1), context=64).eval()
+        x, other = torch.randint(50, (2, 9)), torch.randint(50, (3, 21))
+    else:
+        model, x, other = made(name).eval(), rand(2, 9, SIZE), rand(3, 21, SIZE)
+    sizes = {0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2, max=64)}
+    exported = torch.export.export(model, (x,), dynamic_shapes=(sizes,), strict=False)
+    assert not [node for node in exported.graph.nodes if "regard" in str(node.target)]  # torch's own operations only
+    assert_close(exported.module()(other), model(other))
+
+
 @pytest.mark.slow
-def test_the_usual_block_is_compiled_in_one_piece_and_one_with_dropout_is_compiled_at_all():
-    torch._dynamo.reset()
-    x = torch.randn(BATCH, LENGTH, SIZE)
-    whole = torch.compile(block().eval(), backend="aot_eager", fullgraph=True)
-    assert whole(x).shape == x.shape
-    torch._dynamo.reset()
-    layer = block(0.5)
-    dropping = torch.compile(layer, backend="aot_eager")
-    assert not torch.allclose(dropping(x), dropping(x))
-    dropping(x).sum().backward()
-    assert layer.attention.output.weight.grad is not None
+def test_a_language_model_runs_in_onnx(tmp_path):
+    model = language_model(50, TransformerConfig(size=SIZE, heads=HEADS, blocks=1), context=64).eval()
+    sizes = {0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2, max=64)}
+    program = torch.onnx.export(model, (torch.randint(50, (2, 9)),), dynamo=True, dynamic_shapes=(sizes,))
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    tokens = torch.randint(50, (3, 21))
+    logits = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})[0]
+    assert_close(torch.from_numpy(logits), model(tokens).detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)

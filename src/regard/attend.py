@@ -31,11 +31,11 @@ from regard.engines.job import (
 )
 from regard.engines.kernel_sums import gauss, pairs
 from regard.engines.kernel_sums.problem import Means, Moments, Points
-from regard.engines.stream import mask_gradient
+from regard.engines.stream import fusible, mask_gradient
 from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal
-from regard.masks.evaluation import parts_of
+from regard.masks.evaluation import has_reach, parts_of
 from regard.parts import Attended
 from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot, with_scale
 from regard.torch_modes import compiling, transforming
@@ -255,6 +255,8 @@ def choose(job: Job) -> Plan:
         return Plan("dense", "torch.func transforms the program: only dense supports that")
     if job.weigh is not softmax:
         return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
+    if compiling():
+        return _choose_compiled(job)
     if not job.pairs:
         return Plan("dense", "empty input: no queries or no keys")
     if job.pairs >= PAIRS_FROM and job.query.dtype == torch.float32 and job.value.shape[-1] <= PAIRS_VALUES:
@@ -269,6 +271,17 @@ def choose(job: Job) -> Plan:
     return Plan("stream", f"{job.pairs:,} pairs of a score that is no inner product: by blocks, without the matrix")
 
 
+def _choose_compiled(job: Job) -> Plan:
+    """The engine while torch compiles or exports, when neither values nor, perhaps, lengths are known."""
+    distances = is_squared_distance(job.score)
+    reaches = any(has_reach(part) for part in parts_of(job.mask) if part is not causal)
+    if fusible(job) and (job.dropout or reaches or distances):
+        return Plan("stream", "compiled: the fused loops are one operation")
+    if is_inner_product(job.score) and not job.dropout and not (distances and job.groups > 1):
+        return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
+    return Plan("dense", "compiled: torch fuses the matrix with what is around it")
+
+
 def _choose_inner_product(job: Job) -> Plan:
     """The engine for an inner product under softmax: `flash`, unless `stream` saves memory or precision."""
     on_cpu = job.query.device.type == "cpu"
@@ -278,7 +291,7 @@ def _choose_inner_product(job: Job) -> Plan:
         return Plan("stream", "dropout: torch's CPU kernel would build the matrix for it")
     if on_cpu and mask_gradient(job):
         return Plan("stream", "the bias needs a gradient: torch's CPU kernel would build the matrix for it")
-    if on_cpu and job.pairs >= _SPARSE_FROM and not compiling():
+    if on_cpu and job.pairs >= _SPARSE_FROM:
         seen = reachable_pairs(job)
         if seen <= job.pairs * _SPARSE_FRACTION:
             return Plan("stream", f"the mask reaches {seen:,} of {job.pairs:,} pairs: the others are left out")

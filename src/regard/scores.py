@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from regard.checks import is_number, positive
 from regard.kernels import Boxcar, Cosine, Epanechnikov, Gaussian, Laplace, Tricube, Triweight
+from regard.torch_modes import compiling
 
 __all__ = [
     "Additive",
@@ -59,17 +60,20 @@ class _SquaredDistance(Protocol):
 
 def is_inner_product(score: object) -> TypeGuard[InnerProduct]:
     """Whether a score declares that it is an inner product."""
-    return _declares(type(score), "as_dot")  # type: ignore[arg-type]
+    return _declares(type(score), "as_dot")
 
 
 def is_squared_distance(score: object) -> TypeGuard[_SquaredDistance]:
     """Whether a score declares that it is a squared distance."""
-    return _declares(type(score), "as_distance")  # type: ignore[arg-type]
+    return _declares(type(score), "as_distance")
 
 
-@functools.cache
 def _declares(kind: Any, method: str) -> bool:
     """Whether a class has the method, and no subclass below it overrides the score itself."""
+    return (_find_method if compiling() else _cached_find)(kind, method)  # torch's compiler warns of caches
+
+
+def _find_method(kind: Any, method: str) -> bool:
     names = ("forward", "__call__", "profile") if issubclass(kind, nn.Module) else ("__call__",)
     for ancestor in kind.__mro__:
         if method in vars(ancestor):
@@ -77,6 +81,9 @@ def _declares(kind: Any, method: str) -> bool:
         if any(name in vars(ancestor) for name in names):
             return False
     return False
+
+
+_cached_find = functools.cache(_find_method)
 
 
 class Constant:

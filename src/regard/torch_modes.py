@@ -24,6 +24,11 @@ def compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def exporting() -> bool:
+    """Whether torch is exporting the program, for others to run: it must hold torch's own operations only."""
+    return torch.compiler.is_exporting()
+
+
 def transforming() -> bool:
     """Whether this runs within `vmap`, `grad`, `jvp` or another transformation of `torch.func`.
 

@@ -32,11 +32,11 @@ from regard.compiled.math import Floats, Words
 from regard.compiled.threads import Scratch, spread
 from regard.engines import fused_loops as loops
 from regard.engines.fused_loops import RowDropout, RowGradients, RowSums
-from regard.engines.job import Job, broadcast, spans
+from regard.engines.heads import Heads, heads_of
+from regard.engines.job import Job, spans
 from regard.masks import Mask
-from regard.masks.evaluation import block_of, is_solid, parts_of, tensors_of, touches, visible_keys
+from regard.masks.evaluation import block_of, is_solid, parts_of, tensors_of, touches
 from regard.parts import Attended
-from regard.scores import is_inner_product, is_squared_distance
 from regard.torch_modes import Context
 
 BLOCK = (512, 512)
@@ -214,47 +214,21 @@ class HeadBlocks:
 
 
 def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Tensor, Tensor, Tensor]:
-    """The blocks of a job, the query as `[heads, rows, size]`, key and value as `[heads, k, size]`; halves in float32.
-
-    Bandwidths, projections and the scale get their gradients by autograd, outside.
-    """
-    distances, dtype = is_squared_distance(job.score), torch.promote_types(job.query.dtype, torch.float32)
-    if is_squared_distance(job.score):
-        query, key = job.score.as_distance(job.query, job.key)
-    else:
-        assert is_inner_product(job.score)
-        query, key, scale = job.score.as_dot(job.query, job.key)
-        query, key = query.to(dtype) * scale, key.to(dtype)
-    index = np.indices(job.leading).reshape(len(job.leading), math.prod(job.leading)).T  # [heads, leading dimensions]
-    heads, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(job.queries if job.dropout else 0)
-    row_hashes = [hashes.numpy().astype(np.uint32) for hashes in dropout_hash.row_hashes(seed, heads, queries)]
-    leading, groups = _key_heads(job)
-    count, rows = math.prod(leading), groups * job.queries
-    query = query.expand(*job.leading, *query.shape[-2:]).reshape(count, rows, query.shape[-1])
-    key, value = (x.expand(*leading, *x.shape[-2:]).reshape(count, *x.shape[-2:]) for x in (key, job.value.to(dtype)))
-    first_stop = torch.stack(visible_keys(job.mask, job.queries, job.keys, len(job.shape), job.query.device))
-    if math.prod(first_stop.shape[1:-1]) > 1:
-        reach = first_stop.expand(2, *job.leading, job.queries).reshape(2, count, rows).numpy()
-    else:
-        reach = np.tile(first_stop.reshape(2, 1, job.queries).numpy(), groups)
-    row_hashes = [hashes.reshape(count, groups * hashes.shape[1]) for hashes in row_hashes]
-    blocks = HeadBlocks(distances, job.mask, reach, job.shape, block, job.dropout, row_hashes, index, groups)
-    return blocks, query, key, value
+    """The blocks of a job; query, key and value as `Heads` has them."""
+    heads = heads_of(job)
+    return make_blocks(heads, job.mask, job.shape, job.dropout, seed, block), heads.query, heads.key, heads.value
 
 
-def _key_heads(job: Job) -> tuple[torch.Size, int]:
-    """The leading dimensions of the keys, and how many neighbouring query heads share each of their heads.
-
-    Keys that are broadcast over the last dimensions are such groups too. Any others are repeated.
-    """
-    leading = broadcast(job.key.shape[:-2], job.value.shape[:-2])
-    leading = torch.Size([*[1] * (len(job.leading) - len(leading)), *leading])
-    for index in range(len(leading)):
-        if leading[index] != job.leading[index]:
-            if math.prod(leading[index + 1 :]) > 1 or job.leading[index] % leading[index]:
-                break
-            return leading, math.prod(job.leading) // max(1, math.prod(leading))
-    return job.leading, 1
+def make_blocks(
+    heads: Heads, mask: Mask | None, shape: torch.Size, dropout: float, seed: int, block: tuple[int, int]
+) -> HeadBlocks:
+    """What is the same for every block, for scores of this shape, `[..., q, k]`."""
+    leading = shape[:-2]
+    index = np.indices(leading).reshape(len(leading), math.prod(leading)).T  # [query heads, leading dimensions]
+    number, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(shape[-2] if dropout else 0)
+    hashes = [words.numpy().astype(np.uint32) for words in dropout_hash.row_hashes(seed, number, queries)]
+    hashes = [words.reshape(len(heads.key), heads.groups * words.shape[1]) for words in hashes]  # [heads, rows]
+    return HeadBlocks(heads.distances, mask, heads.reach.numpy(), shape, block, dropout, hashes, index, heads.groups)
 
 
 def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
@@ -266,7 +240,7 @@ def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
     return Attended(mean.to(job.value.dtype), log_weight.to(job.value.dtype))
 
 
-class _Heads(NamedTuple):
+class HeadSums(NamedTuple):
     """The tensors of all heads."""
 
     query: Tensor  # [heads, rows, d]
@@ -300,49 +274,62 @@ class _FusedAttention(torch.autograd.Function):
     def forward(
         ctx: _FusedContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        mean = value.new_zeros(*query.shape[:2], value.shape[-1])
-        largest, total = value.new_full(query.shape[:2], -math.inf), value.new_zeros(query.shape[:2])
-        heads, scratch = _Heads(query, key, value, mean, largest, total), Scratch()
-        spread(lambda task: _forward(blocks, task, heads, scratch), blocks.tasks())
+        heads = forward(blocks, query, key, value)
         ctx.blocks = blocks
         ctx.save_for_backward(*heads, *tensors_of(blocks.mask))
-        return mean, largest + total.log()
+        return heads.mean, heads.largest + heads.total.log()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _FusedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
         blocks = ctx.blocks
-        heads = _Heads(*ctx.saved_tensors[: len(_Heads._fields)])  # raises if a mask's tensor was changed since forward
-        query_grad, key_grad, value_grad = (
-            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (heads.query, heads.key, heads.value)
-        )
-        offset = (mean_grad * heads.mean).sum(dim=-1) - log_weight_grad
-        grads = _HeadGradients(mean_grad, offset, query_grad, key_grad, value_grad)
-        scratch = Scratch()
-        # Where heads are fewer than threads, a head's rows are divided among them; each part has key and
-        # value gradients of its own, added up below in a fixed order.
-        row_spans = blocks.row_spans()
-        parts = 1 if len(heads.query) >= torch.get_num_threads() else torch.get_num_threads()
-        divided = [row_spans[part] for part in spans(len(row_spans), max(1, -(-len(row_spans) // parts)))]
-        tasks = list(itertools.product(blocks.head_spans(), divided))
-
-        def run(task: tuple[slice, list[slice]]) -> _HeadGradients:
-            some, parts = task
-            own = grads._replace(key=grads.key[some], value=grads.value[some])
-            if parts[0].start:
-                own = own._replace(key=torch.zeros_like(own.key), value=torch.zeros_like(own.value))
-            for rows in parts:
-                _backward(blocks, Task(some, rows), heads, own, scratch)
-            return own
-
-        for (some, parts_of_rows), own in zip(tasks, spread(run, tasks), strict=True):
-            if parts_of_rows[0].start:
-                grads.key[some] += own.key
-                grads.value[some] += own.value
-        return None, query_grad, key_grad, value_grad
+        heads = HeadSums(
+            *ctx.saved_tensors[: len(HeadSums._fields)]
+        )  # raises if a mask's tensor was changed since forward
+        return None, *backward(blocks, heads, mean_grad, log_weight_grad)
 
 
-def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) -> None:
+def forward(blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor) -> HeadSums:
+    """The means of all heads, and the sums that backward needs."""
+    mean = value.new_zeros(*query.shape[:2], value.shape[-1])
+    largest, total = value.new_full(query.shape[:2], -math.inf), value.new_zeros(query.shape[:2])
+    heads, scratch = HeadSums(query, key, value, mean, largest, total), Scratch()
+    spread(lambda task: _forward(blocks, task, heads, scratch), blocks.tasks())
+    return heads
+
+
+def backward(blocks: HeadBlocks, heads: HeadSums, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of query, key and value."""
+    query_grad, key_grad, value_grad = (
+        torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (heads.query, heads.key, heads.value)
+    )
+    offset = (mean_grad * heads.mean).sum(dim=-1) - log_weight_grad
+    grads = _HeadGradients(mean_grad, offset, query_grad, key_grad, value_grad)
+    scratch = Scratch()
+    # Where heads are fewer than threads, a head's rows are divided among them; each part has key and
+    # value gradients of its own, added up below in a fixed order.
+    row_spans = blocks.row_spans()
+    parts = 1 if len(heads.query) >= torch.get_num_threads() else torch.get_num_threads()
+    divided = [row_spans[part] for part in spans(len(row_spans), max(1, -(-len(row_spans) // parts)))]
+    tasks = list(itertools.product(blocks.head_spans(), divided))
+
+    def run(task: tuple[slice, list[slice]]) -> _HeadGradients:
+        some, parts = task
+        own = grads._replace(key=grads.key[some], value=grads.value[some])
+        if parts[0].start:
+            own = own._replace(key=torch.zeros_like(own.key), value=torch.zeros_like(own.value))
+        for rows in parts:
+            _backward(blocks, Task(some, rows), heads, own, scratch)
+        return own
+
+    for (some, parts_of_rows), own in zip(tasks, spread(run, tasks), strict=True):
+        if parts_of_rows[0].start:
+            grads.key[some] += own.key
+            grads.value[some] += own.value
+    return query_grad, key_grad, value_grad
+
+
+def _forward(blocks: HeadBlocks, task: Task, heads: HeadSums, scratch: Scratch) -> None:
     """Fill in the mean, the largest score and the sum of the queries of a task."""
     query, key, value = heads.query[task].contiguous(), heads.key[task.heads], heads.value[task.heads]
     # Some queries of several heads are not contiguous: the loops write to memory that is.
@@ -356,7 +343,7 @@ def _forward(blocks: HeadBlocks, task: Task, heads: _Heads, scratch: Scratch) ->
     heads.largest[task], heads.total[task], heads.mean[task] = largest, total, mean
 
 
-def _backward(blocks: HeadBlocks, task: Task, heads: _Heads, grads: _HeadGradients, scratch: Scratch) -> None:
+def _backward(blocks: HeadBlocks, task: Task, heads: HeadSums, grads: _HeadGradients, scratch: Scratch) -> None:
     """Add the contribution of the queries of a task to the gradients; those of keys and values are the task's own."""
     query = heads.query[task].contiguous()
     key, value, mean_grad = heads.key[task.heads], heads.value[task.heads], grads.mean[task].contiguous()

@@ -206,5 +206,14 @@ def spans(stop: int, size: int, start: int = 0) -> Iterator[slice]:
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
-    """The shape that all of them broadcast to; ValueError if they do not. (torch's own takes 5 times as long.)"""
-    return torch.Size(np.broadcast_shapes(*shapes))
+    """The shape that all of them broadcast to; ValueError if they do not.
+
+    torch's own takes 5 times as long, but knows of lengths that are variables of a compiled program.
+    """
+    if not compiling():
+        return torch.Size(np.broadcast_shapes(*shapes))
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        return shape
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None

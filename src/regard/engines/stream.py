@@ -32,12 +32,13 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from regard.checks import is_count
 from regard.compiled import dropout_hash
+from regard.engines.heads import attend_compiled
 from regard.engines.job import Job, dropout_factor, masked, repeat_heads, scores_of, spans, sum_groups
 from regard.masks import Mask
 from regard.masks.evaluation import block_of, has_reach, parts_of, tensors_of, touches, visible_keys
 from regard.parts import Attended
 from regard.scores import Score, is_inner_product, is_squared_distance
-from regard.torch_modes import Context, compiling
+from regard.torch_modes import Context, compiling, exporting
 from regard.weighing import softmax
 
 CACHE = 2**19
@@ -82,6 +83,8 @@ class Stream:
 
     def attend_parts(self, job: Job) -> Attended:
         """Means and log weights. Dropout applies to the means only."""
+        if compiling() and fusible(job):
+            return attend_compiled(job)
         seed = dropout_hash.draw_seed() if job.dropout else 0
         if not fusible(job):
             return attend_blocks(job, seed, self.sizes or cache_block(job))
@@ -118,7 +121,7 @@ def cache_block(job: Job) -> tuple[int, int]:
 def fusible(job: Job) -> bool:
     """Whether the fused loops support the job: they need a known score, and a mask without a gradient."""
     known = is_inner_product(job.score) or is_squared_distance(job.score)
-    return known and job.query.device.type == "cpu" and not mask_gradient(job) and not compiling()
+    return known and job.query.device.type == "cpu" and not mask_gradient(job) and not exporting()
 
 
 def mask_gradient(job: Job) -> bool:

@@ -249,7 +249,7 @@ _cached_table = functools.lru_cache(maxsize=32)(_make_table)
 
 def _rotation_table(end: int, form: _Pairs, like: Tensor) -> tuple[Tensor, ...]:
     """The factors of each number's partner (±sine) and of the number itself (cosine), `[end or more, size]` each."""
+    if compiling() or transforming() or type(torch.empty(0)) is not Tensor:
+        return _make_table(end, form, like.device, like.dtype)  # of stand-ins for tensors, which must not be cached
     length = 1 << max(6, (end - 1).bit_length())  # the next power of two: similar lengths share one table
-    # Under compilation and transforms tensors are stand-ins for others, which must not be cached.
-    stand_in = compiling() or transforming() or type(torch.empty(0)) is not Tensor
-    return (_make_table if stand_in else _cached_table)(length, form, like.device, like.dtype)
+    return _cached_table(length, form, like.device, like.dtype)

@@ -96,7 +96,7 @@ def block_of(part: Mask, rows: slice, columns: slice, rank: int, device: torch.d
     if not isinstance(block, Tensor):
         raise TypeError(f"a mask must return a tensor, got {type(block).__name__}")
     block = two_dimensional(block)
-    sizes = len(query_index), len(key_index)
+    sizes = query_index.shape[0], key_index.shape[0]  # len() would make them constants of a compiled program
     if any(size not in (1, expected) for size, expected in zip(block.shape[-2:], sizes, strict=True)):
         raise ValueError(
             f"a mask called for {sizes[0]} queries and {sizes[1]} keys must return what broadcasts to"
