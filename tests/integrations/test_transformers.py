@@ -319,9 +319,10 @@ def test_gradient_checkpointing(name, reentrant):
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         options = {"use_cache": False} if FAMILIES[name].causal else {}
-        model(**inputs, **options)[0][inputs["attention_mask"].bool()].square().sum().backward()
+        output = model(**inputs, **options)[0][inputs["attention_mask"].bool()]
+        (output * torch.linspace(-1, 1, 32)).sum().backward()
         gradients.append(next(model.parameters()).grad)
-    assert_close(gradients[1], gradients[0])
+    assert (gradients[1] - gradients[0]).abs().max() <= 1e-5 * gradients[0].abs().max()
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
