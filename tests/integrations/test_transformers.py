@@ -143,13 +143,13 @@ def test_lazy_mask_is_the_tensor_if_it_is_asked(left, offset):
     for create in (create_causal_mask, create_sliding_window_causal_mask):
         lazy, tensor = (
             create(config_with(config, kind), torch.zeros(3, LENGTH, 32), visible(left=left), None)
-            for kind in ("regard", "sdpa")
+            for kind in ("regard", "eager")
         )
         assert isinstance(lazy, ours.LazyMask)
-        assert (lazy.shape, lazy.dtype, lazy.ndim) == (tensor.shape, torch.bool, 4)
+        assert (lazy.shape, lazy.dtype, lazy.ndim) == (tensor.shape, torch.float32, 4)
         assert lazy.contiguous() is lazy
         assert torch.equal(lazy[:, :, offset:], tensor[:, :, offset:])
-        assert torch.equal(lazy & True, tensor)
+        assert torch.equal(1 * lazy, tensor)
         assert "LazyMask([3, 1, 11, 11]" in repr(lazy)
 
 
@@ -188,31 +188,51 @@ def test_masks_allow_the_same_pairs(kind, padded):
         options = {"block_sequence_ids": ids - 1}
     padding = visible(left=True) if padded else None
     arguments = torch.zeros(3, LENGTH, 32), padding, None
-    options["allow_is_causal_skip"] = False
     lazy = create(config_with(config, "regard"), *arguments, **options)
-    tensor = create(config_with(config, "sdpa"), *arguments, **options)
-    assert torch.equal(as_matrix(lazy), tensor)
+    tensor = create(config_with(config, "eager"), *arguments, **options)
+    assert torch.equal(as_matrix(lazy), tensor == 0)
+    assert torch.equal(1 * lazy, tensor)
 
 
 def test_keys_that_no_query_sees_are_left_out():
-    options = {"batch_size": 2, "device": "cpu", "allow_is_causal_skip": False}
+    options = {"batch_size": 2, "device": "cpu"}
     window = transformers.masking_utils.sliding_window_causal_mask_function(4)
     # One query at position 9, in a cache of 32 that holds 10.
     found = ours.attention_mask(q_length=1, kv_length=32, q_offset=torch.tensor(9), **options)
     assert (found.keys, found.mask) == (slice(0, 10), None)
     found = ours.attention_mask(q_length=1, kv_length=32, q_offset=9, mask_function=window, **options)
     assert (found.keys, found.mask) == (slice(6, 10), None)
-    # A prompt of 5 in the same cache, and without it.
+    # A prompt of 5 in the same cache.
     found = ours.attention_mask(q_length=5, kv_length=32, **options)
     assert (found.keys, found.mask) == (slice(0, 5), masks.causal)
-    options["allow_is_causal_skip"] = True
-    assert ours.attention_mask(q_length=5, kv_length=5, **options) is None
     padding = torch.arange(32).ge(torch.tensor([[0], [8]])) & torch.arange(32).lt(10)
     found = ours.attention_mask(
         q_length=1, kv_length=32, q_offset=9, mask_function=window, attention_mask=padding, **options
     )
     assert found.keys == slice(6, 10)
     assert found.mask.int().tolist() == [[[[1, 1, 1, 1]]], [[[0, 0, 1, 1]]]]
+
+
+def test_a_model_with_attention_of_its_own_is_right():
+    """Bloom's layers never ask for an attention function: they compute with the mask."""
+    settings = {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 0}
+    found = []
+    for attention in ("eager", "regard"):
+        torch.manual_seed(0)
+        model = transformers.BloomModel._from_config(
+            transformers.BloomConfig(**settings), attn_implementation=attention
+        ).eval()
+        found += [model(**inputs_of("llama", padded=padded))[0] for padded in (True, False)]
+    assert_close(found[2:], found[:2])
+
+
+def test_every_key_visible_needs_no_mask():
+    everything = transformers.masking_utils.bidirectional_mask_function
+    options = {"batch_size": 2, "q_length": 3, "kv_length": 5, "mask_function": everything}
+    assert ours.attention_mask(**options, allow_is_bidirectional_skip=True) is None
+    whole = torch.ones(2, 5, dtype=torch.bool)
+    assert ours.attention_mask(**options, attention_mask=whole, allow_is_bidirectional_skip=True) is None
+    assert ours.attention_mask(**options).shape == (2, 1, 3, 5)
 
 
 def test_a_window_costs_what_it_reaches():

@@ -153,18 +153,18 @@ def attention_mask(  # noqa: PLR0913  # the signature of transformers
     kv_offset: int = 0,
     mask_function: _MaskFunction = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
+    dtype: torch.dtype = torch.float32,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask function that transformers calls: a `LazyMask`, or None where no mask is needed.
+    """The mask function that transformers calls: a `LazyMask`, or None if every query sees every key.
 
-    A tensor `[batch, 1, q, k]` under torch.compile, and with a cache on a GPU whose length is only known there.
+    Under torch.compile, and with a cache on a GPU whose length is only known there, it is a tensor `[batch, 1, q, k]`.
     """
     build = functools.partial(
-        masking_utils.sdpa_mask,
+        masking_utils.eager_mask,
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -172,26 +172,19 @@ def attention_mask(  # noqa: PLR0913  # the signature of transformers
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,
+        dtype=dtype,
         use_vmap=use_vmap,
         device=device,
-        **kwargs,
     )
     device = torch.device(device)
-    if compiling() or (isinstance(q_offset, Tensor) and q_offset.device.type != "cpu") or device.type == "meta":
-        return build(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)  # type: ignore[no-any-return]
+    if compiling() or device.type == "meta" or (isinstance(q_offset, Tensor) and q_offset.device.type != "cpu"):
+        made: Tensor | None = build(allow_is_bidirectional_skip=allow_is_bidirectional_skip)
+        return made
     positions = _Positions(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), use_vmap)
     keys, mask = positions.mask_of(mask_function, attention_mask, device)
-    skip = allow_is_causal_skip or allow_is_bidirectional_skip
-    if skip and keys == slice(0, kv_length) and (mask is None or (mask is causal and allow_is_causal_skip)):
-        return None  # `attention` makes it again, from `is_causal`
-    shape = (batch_size, 1, q_length, kv_length)
-    return LazyMask(
-        keys,
-        mask,
-        functools.partial(build, allow_is_causal_skip=False, allow_is_bidirectional_skip=False),
-        shape,
-        device,
-    )
+    if allow_is_bidirectional_skip and mask is None and keys == slice(0, kv_length):
+        return None
+    return LazyMask(keys, mask, build, (batch_size, 1, q_length, kv_length), dtype, device)
 
 
 class LazyMask(Tensor):
@@ -200,7 +193,8 @@ class LazyMask(Tensor):
     keys   those that some query may see
     mask   between the queries and those keys
 
-    It is built when a function of torch is called on it, as some models do.
+    It is built if a model computes with it, and then is what "eager" attention adds to the scores: some models have
+    layers that compute attention themselves, and do so whatever `attn_implementation` says.
     """
 
     keys: slice
@@ -214,9 +208,10 @@ class LazyMask(Tensor):
         mask: Mask | None,
         build: Callable[[], Tensor],
         shape: tuple[int, ...],
+        dtype: torch.dtype,
         device: torch.device,
     ) -> "LazyMask":
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.keys, made.mask, made.build = keys, mask, build
         return made
 
