@@ -1,5 +1,7 @@
 """Work over threads: in order, as the caller has it, and over when the caller wants no more."""
 
+import os
+import select
 import signal
 import threading
 import time
@@ -7,6 +9,7 @@ import time
 import pytest
 import torch
 
+import regard
 from regard.compiled.threads import spread
 
 
@@ -57,7 +60,7 @@ def test_who_interrupts_it_leaves_no_work_behind_and_torch_as_it_was():
 
     def task(item):
         if not item:
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does, while the caller waits
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does, while the caller waits
         time.sleep(0.05)
         done.append(item)
 
@@ -69,3 +72,54 @@ def test_who_interrupts_it_leaves_no_work_behind_and_torch_as_it_was():
     assert len(done) == count
     assert torch.get_num_threads() == 2
     assert threads_of_a_new_thread() == 2
+
+
+def test_a_thread_that_starts_meanwhile_gets_as_many_cores_as_others():
+    spread(abs, range(2))
+    found = spread(lambda _: [threads_of_a_new_thread(), torch.get_num_threads()], range(20))
+    assert found == [[2, 1]] * 20
+
+
+def test_threads_that_start_while_attention_with_dropout_runs():
+    x, numbers, running = torch.randn(1, 2, 512, 16), [], True
+
+    def attend():
+        while running:
+            regard.attend(x, x, x, dropout=0.1)
+
+    regard.attend(x, x, x, dropout=0.1)
+    caller = threading.Thread(target=attend)
+    caller.start()
+    numbers = [threads_of_a_new_thread() for _ in range(100)]
+    running = False
+    caller.join()
+    assert numbers == [2] * 100
+
+
+def test_calls_from_several_threads_at_once_and_in_a_task():
+    def nested(item):
+        return spread(lambda other: item * other, range(3))
+
+    results = []
+    callers = [threading.Thread(target=lambda: results.append(spread(nested, range(5)))) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert results == [[[0, item, 2 * item] for item in range(5)]] * 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own():
+    spread(abs, range(2))
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, bytes(spread(abs, range(5))))
+        os._exit(0)
+    ready, _, _ = select.select([read], [], [], 20.0)
+    if not ready:  # it waits for threads that only its parent has
+        os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(read, 9) == bytes(range(5))

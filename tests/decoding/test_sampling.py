@@ -173,3 +173,20 @@ def test_a_nucleus_of_many_tokens_is_the_definition(top_p):
         inside, outside = row[chosen], row[~chosen]
         assert inside.min() > outside.max()
         assert inside.sum() >= top_p > inside.sum() - inside.min()
+
+
+def test_with_a_generator_for_each_row_its_tokens_do_not_depend_on_the_others():
+    table = torch.rand(11, 11).log_softmax(dim=1)
+
+    def draw(starts, seeds, **more):
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        step = lambda state, last: (state, table[last])  # noqa: E731
+        return torch.stack([*sample(step, None, torch.tensor(starts), length=9, generator=generators, **more)], dim=1)
+
+    together = draw([3, 5, 3], [0, 1, 2], end=4, sampling=Sampling(0.7, top_k=8, top_p=0.95))
+    for row, start in enumerate([3, 5, 3]):
+        [alone] = draw([start], [row], end=4, sampling=Sampling(0.7, top_k=8, top_p=0.95)).tolist()
+        assert [token for token in together[row].tolist() if token >= 0] == alone
+    assert not torch.equal(together[0], together[2])
+    with pytest.raises(ValueError, match="generator must be one, or one for each of 2 rows, got 3"):
+        draw([3, 5], [0, 1, 2])

@@ -40,6 +40,22 @@ LLAMA3 = {
     "high_freq_factor": 2.0,
     "original_max_position_embeddings": 17,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 17,
+    "beta_fast": 3.0,
+    "beta_slow": 0.1,
+}
+DISTILBERT = {
+    "vocab_size": WORDS,
+    "max_position_embeddings": CONTEXT,
+    "dim": 30,
+    "n_heads": 5,
+    "n_layers": 3,
+    "hidden_dim": 53,
+}
 NONE = {"bos_token_id": None, "eos_token_id": None}
 
 
@@ -64,6 +80,33 @@ def bert(kind="BertModel", **changes):
 
 def llama(kind="LlamaForCausalLM", **changes):
     return randomise(getattr(transformers, kind), transformers.LlamaConfig(**LLAMA | NONE | changes))
+
+
+def qwen2(kind="Qwen2ForCausalLM", **changes):
+    settings = {name: value for name, value in LLAMA.items() if name != "head_dim"} | {"hidden_size": 36}
+    return randomise(getattr(transformers, kind), transformers.Qwen2Config(**settings | NONE | changes))
+
+
+def qwen3(kind="Qwen3ForCausalLM", **changes):
+    return randomise(getattr(transformers, kind), transformers.Qwen3Config(**LLAMA | NONE | changes))
+
+
+def mistral(kind="MistralForCausalLM", **changes):
+    return randomise(getattr(transformers, kind), transformers.MistralConfig(**LLAMA | NONE | changes))
+
+
+def roberta(kind="RobertaModel", **changes):
+    return randomise(getattr(transformers, kind), transformers.RobertaConfig(**BERT | {"pad_token_id": 1} | changes))
+
+
+def xlm_roberta(kind, **changes):
+    """RoBERTa under another name."""
+    model = getattr(transformers, kind)
+    return randomise(model, model.config_class(**BERT | {"pad_token_id": 1} | changes))
+
+
+def distilbert(kind="DistilBertModel", **changes):
+    return randomise(getattr(transformers, kind), transformers.DistilBertConfig(**DISTILBERT | changes))
 
 
 def save(model, folder, **how):

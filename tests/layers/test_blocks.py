@@ -23,6 +23,7 @@ from regard.layers import (
     Rotary,
     SelfAttention,
     Sinusoidal,
+    SlidingWindow,
     post_norm,
     pre_norm,
     swiglu,
@@ -263,8 +264,9 @@ def run_steps(model, x, **more):
         {"bias": False, "norm": nn.RMSNorm, "heads": Heads(WIDE_HEADS, kv=2), "positions": Rotary(4)},
         {"residual": post_norm, "norm": lambda size: nn.LayerNorm(size, eps=0.1), "heads": Heads(WIDE_HEADS, kv=1)},
         {"feed_forward": lambda: FeedForward(WIDE, activation=torch.relu, bias=False)},
+        {"heads": Heads(WIDE_HEADS, kv=2, norm=nn.RMSNorm), "positions": Rotary(4)},
     ],
-    ids=["plain", "llama", "post", "relu"],
+    ids=["plain", "llama", "post", "relu", "norms of heads"],
 )
 def test_the_fast_path_gives_what_the_blocks_give(parts, batch):
     model, x = fast_decoder(**parts), rand(batch, LENGTH, WIDE)
@@ -277,11 +279,12 @@ def test_the_fast_path_gives_what_the_blocks_give(parts, batch):
     "parts",
     [
         {"positions": Alibi(WIDE_HEADS)},
+        {"positions": SlidingWindow(2, Rotary(4))},
         {"score": dot},
         {"residual": lambda x, norm, branch, add: add(x, 0.5 * branch(norm(x)))},
         {"feed_forward": lambda: Doubled(WIDE, 31)},
     ],
-    ids=["alibi", "score", "residual", "feed_forward"],
+    ids=["alibi", "window", "score", "residual", "feed_forward"],
 )
 def test_blocks_that_are_not_standard_are_called(parts):
     model, x = fast_decoder(**parts), rand(3, LENGTH, WIDE)
@@ -325,6 +328,57 @@ def test_the_fast_path_uses_weights_changed_between_two_runs():
     with torch.no_grad():
         model.blocks[0].attention.input.weight.mul_(1.5)
     assert_close(run_steps(model, x)[0], model(x))
+
+
+def double_by_optimizer(weight, **kind):
+    optimizer = torch.optim.SGD([weight], lr=1.0, **kind)
+    weight.grad = -weight.detach().clone()
+    optimizer.step()
+
+
+CHANGES = {
+    "in place": lambda layer: layer.weight.mul_(2),
+    "by data": lambda layer: layer.weight.data.mul_(2),
+    "other memory": lambda layer: setattr(layer.weight, "data", 2 * layer.weight.data),
+    "another parameter": lambda layer: setattr(layer, "weight", nn.Parameter(2 * layer.weight)),
+    "optimizer": lambda layer: double_by_optimizer(layer.weight),
+    "fused optimizer": lambda layer: double_by_optimizer(layer.weight, fused=True),
+    "bias": lambda layer: layer.bias.mul_(2),
+}
+
+
+@pytest.mark.parametrize("batch", [3, 7])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_fast_path_uses_weights_changed_during_a_run(change, batch):
+    for name in ("attention.input", "attention.output", "feed_forward.input", "feed_forward.output"):
+        model, x = fast_decoder(), rand(batch, 3, WIDE)
+        with torch.no_grad():
+            fast, slow = (model.cache(LENGTH) for _ in range(2))
+            for t in range(3):
+                if t == 1:
+                    change(model.blocks[1].get_submodule(name))
+                result = model(x[:, t : t + 1], cache=fast)
+                handle = model.blocks[0].register_forward_hook(lambda *_: None)  # no fast path
+                assert_close(result, model(x[:, t : t + 1], cache=slow))
+                handle.remove()
+        assert fast.fast_blocks.blocks
+
+
+def test_a_cache_with_padding_gives_what_each_sequence_gives_alone():
+    padding = torch.tensor([0, 3, 1, 4, 2])
+    for parts in ({}, {"heads": Heads(WIDE_HEADS, kv=2, norm=nn.RMSNorm), "positions": Rotary(4)}):
+        model, x = fast_decoder(**parts), rand(5, 7, WIDE)
+        x[1, :3], x[2, :1], x[3, :4], x[4, :2] = 1e6, -1e6, 7.0, -7.0
+        with torch.no_grad():
+            cache = model.cache(7, padding)
+            steps = [model(rows, cache=cache) for rows in (x[:, :4], x[:, 4:5], x[:, 5:6], x[:, 6:])]
+            assert cache.fast_blocks.blocks
+            result = torch.cat(steps, dim=1)
+            for row, first in enumerate(padding.tolist()):
+                assert_close(result[row, first:], model(x[row : row + 1, first:])[0])
+            assert cache.start.tolist() == [7, 4, 6, 3, 5]
+            cache.select(torch.tensor([3, 3]))
+            assert cache.start.tolist() == [3, 3]
 
 
 def test_under_gradients_a_cache_raises_and_a_memory_is_checked():

@@ -10,7 +10,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard import masks, scores
-from regard.layers import Attention, Heads, LearnedPositions, MultiHeadAttention, Rotary
+from regard.layers import (
+    Attention,
+    Block,
+    Decoder,
+    FeedForward,
+    Heads,
+    LearnedPositions,
+    MultiHeadAttention,
+    Rotary,
+)
 
 BATCH, QUERIES, KEYS, SIZE, HEADS, KEY_SIZE, VALUE_SIZE = 2, 5, 7, 12, 3, 11, 13
 
@@ -334,3 +343,50 @@ def test_one_query_of_a_group_attends_to_a_shared_source():
     layer = MultiHeadAttention(SIZE, Heads(6, kv=2, size=4)).double()
     x, source = rand(5, 1, SIZE), rand(1, KEYS, SIZE, seed=1)
     assert_close(layer(x, source), layer(x, source.expand(5, KEYS, SIZE)))
+
+
+def test_norms_of_heads_are_those_of_queries_and_keys_before_positions():
+    layer, x = MultiHeadAttention(12, Heads(3, kv=1, norm=nn.RMSNorm), positions=Rotary(4)).double(), rand(2, 5, 12)
+    with torch.no_grad():
+        layer.query_norm.weight.copy_(rand(4, seed=1))
+        layer.key_norm.weight.copy_(rand(4, seed=2))
+    query, key, value = layer.input(x).split([12, 4, 4], dim=-1)
+    query, key, value = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in (query, key, value))
+    query, key = (part / (part.square().mean(-1, keepdim=True) + 2.3e-16).sqrt() for part in (query, key))
+    query, key = (layer.positions.rotate(part) for part in (query * rand(4, seed=1), key * rand(4, seed=2)))
+    weights = (query @ key.mT / 2).softmax(dim=-1)
+    assert_close(layer(x), layer.output((weights @ value).transpose(1, 2).flatten(2)))
+    assert_close(layer.look(x), weights)
+    crossing = MultiHeadAttention(12, Heads(3, kv=1, norm=nn.RMSNorm)).double()
+    crossing.load_state_dict(layer.state_dict())
+    assert_close(crossing(x, x), crossing(x))
+    with pytest.raises(ValueError, match=r"does not support kv_heads=1 .*, norm=RMSNorm.* of the heads"):
+        crossing.to_torch()
+
+
+def test_a_hook_on_attend_switches_heads_off():
+    layer, x = MultiHeadAttention(12, Heads(6, kv=3)).double(), rand(2, 5, 12)
+    without = MultiHeadAttention(12, Heads(6, kv=3)).double()
+    without.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        without.output.weight.view(12, 6, 2)[:, [1, 4]] = 0.0  # what these two heads add to the output
+    heads = torch.tensor([1, 4])
+    handle = layer.attend.register_forward_hook(lambda module, inputs, mean: mean.index_fill(1, heads, 0.0))
+    assert_close(layer(x), without(x))
+    assert (layer(x) - layer.output(torch.zeros(2, 5, 12).double())).abs().max() > 1e-3
+    handle.remove()
+    assert not torch.allclose(layer(x), without(x))
+
+
+def test_heads_are_switched_off_in_a_decoder_with_a_cache_too():
+    decoder = Decoder(2, lambda: Block(MultiHeadAttention(12, 3), FeedForward(12))).double().eval()
+    x, whole = rand(5, 7, 12), None
+    with torch.no_grad():
+        cache = decoder.cache(7)
+        before = decoder(x)
+        decoder(x[:, :1], cache=cache)
+        decoder.blocks[1].attention.attend.register_forward_hook(lambda module, inputs, mean: 0 * mean)
+        whole = decoder(x)
+        steps = [decoder(x[:, t : t + 1], cache=cache) for t in range(1, 7)]
+    assert_close(torch.cat(steps, dim=1), whole[:, 1:])
+    assert not torch.allclose(before, whole)

@@ -9,7 +9,17 @@ from helpers.cases import rand
 from torch.testing import assert_close
 
 from regard import masks
-from regard.layers import Alibi, LearnedPositions, MultiHeadAttention, Rotary, RotaryScaling, Sinusoidal
+from regard.layers import (
+    Alibi,
+    LearnedPositions,
+    LinearScaling,
+    MultiHeadAttention,
+    Rotary,
+    RotaryScaling,
+    Sinusoidal,
+    SlidingWindow,
+    YarnScaling,
+)
 
 
 @pytest.mark.parametrize("size", [6, 7, 1])
@@ -177,3 +187,61 @@ def test_tables_of_a_functionalized_call_are_not_cached():
     rotary, x = Rotary(6, base=317.0), torch.randn(1, 2, 7, 6)
     torch.func.functionalize(lambda x: rotary.rotate(x, 0))(x)
     assert not torch._is_functional_tensor(rotary.rotate(x, 0))
+
+
+@pytest.mark.parametrize("positions", [LearnedPositions(11, 6, unused=3).double(), Sinusoidal(6)], ids=type)
+def test_added_positions_start_where_each_sequence_does(positions):
+    x, starts = rand(3, 4, 6), [5, 0, -2]
+    result = positions(x, torch.tensor(starts))
+    for row, start in enumerate(starts):
+        first = max(0, -start)  # padding before it may have any position
+        assert_close(result[row, first:], positions(x[row, first:], start + first))
+
+
+def test_unused_vectors_come_before_those_of_the_positions():
+    positions, x = LearnedPositions(7, 3, unused=2).double(), rand(2, 5, 3)
+    assert positions.weight.shape == (9, 3)
+    assert_close(positions(x, 2), x + positions.weight[4:9])
+    with pytest.raises(ValueError, match="there are 7 learned positions, got a sequence of 8"):
+        positions(x, 3)
+    assert repr(positions) == "LearnedPositions(7, 3, unused=2)"
+
+
+def test_linear_scaling_is_that_of_closer_positions():
+    x = rand(3, 1, 8)
+    scaled, plain = Rotary(8, scaling=LinearScaling(4.0)), Rotary(8)
+    assert_close(scaled.rotate(x, 20), plain.rotate(x, 5))
+    with pytest.raises(ValueError, match=r"factor must be at least 1, .* got factor=0.5"):
+        LinearScaling(0.5)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_yarn_scaling_is_the_formula(rounded):
+    size, base, factor, length, slow, fast = 24, 500.0, 8.0, 300, 2.0, 20.0
+    scaling = YarnScaling(factor, length, slow=slow, fast=fast, rounded=rounded)
+    first, last = (size * math.log(length / (2 * math.pi * n)) / (2 * math.log(base)) for n in (fast, slow))
+    if rounded:
+        first, last = math.floor(first), math.ceil(last)
+    x, t = rand(1, size), 37
+    result = Rotary(size, base=base, scaling=scaling).rotate(x, t)[0]
+    kinds = set()
+    for i in range(size // 2):
+        divided = min(1.0, max(0.0, (i - first) / (last - first)))
+        kinds.add(1 if 0 < divided < 1 else divided * 2)
+        frequency = base ** (-2 * i / size) * (1 - divided + divided / factor)
+        turned = complex(x[0, i], x[0, i + size // 2]) * cmath.exp(1j * t * frequency) * (1 + 0.1 * math.log(factor))
+        assert_close([result[i].item(), result[i + size // 2].item()], [turned.real, turned.imag])
+    assert kinds == {0, 1, 2}
+    assert_close(YarnScaling(1.0, 10)(torch.tensor([1.0])), torch.tensor([1.0]))
+    with pytest.raises(ValueError, match=r"fast above it, got factor=2.0, slow=40.0 and fast=32.0"):
+        YarnScaling(2.0, 10, slow=40.0)
+
+
+@pytest.mark.parametrize("inner", [None, Rotary(4), Alibi(3)], ids=str)
+def test_a_sliding_window_hides_distant_keys(inner):
+    layer, x = MultiHeadAttention(12, 3, positions=SlidingWindow(2, inner)).double(), rand(2, 9, 12)
+    plain = MultiHeadAttention(12, 3, positions=inner).double()
+    plain.load_state_dict(layer.state_dict())
+    near = masks.both(masks.causal, masks.window(2))
+    assert_close(layer(x, mask=masks.causal), plain(x, mask=near))
+    assert_close(layer(x), plain(x, mask=masks.window(2)))

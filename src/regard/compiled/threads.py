@@ -1,8 +1,10 @@
 """Work spread over threads, each with its own core's cache and scratch memory."""
 
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -26,12 +28,37 @@ class Scratch(threading.local):
         return self.tensors[number][:size].view(shape)
 
 
+_POOLS: dict[tuple[int, int], ThreadPoolExecutor] = {}
+"""Threads by process and number: those of a parent do not exist in a process that was forked from it."""
+_POOLS_LOCK = threading.Lock()
+
+
+def _pool(count: int) -> ThreadPoolExecutor:
+    """This many threads, in which torch's own parallelism is off."""
+    key = os.getpid(), count
+    with _POOLS_LOCK:
+        if key not in _POOLS:
+            pool = ThreadPoolExecutor(count, "regard", initializer=_switch_parallelism_off)
+            every = threading.Barrier(count)
+            try:
+                list(pool.map(lambda _: every.wait(), range(count)))  # all have started
+            finally:
+                # What one thread sets is also what torch gives to threads that start later.
+                torch.set_num_threads(count)
+            _POOLS[key] = pool
+        return _POOLS[key]
+
+
+def _switch_parallelism_off() -> None:
+    torch.get_num_threads()  # the first call in a thread sets its number to that of the others
+    torch.set_num_threads(1)
+
+
 def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]:
     """The task on each item, on as many threads as torch uses; results in the order of the items.
 
-    Each thread switches torch's own parallelism off, so that a block stays in its core's cache. torch applies that to
-    every thread that does its first work meanwhile: one that starts elsewhere during this call stays on one core too.
-    Threads last for the call only: a pool would not survive a fork, as by a data loader.
+    In these threads torch's own parallelism is off, so that a block stays in its core's cache. They start with the
+    first call in a process and stay: torch would give that setting to any thread that starts while it is being set.
     """
     allowed = torch.get_num_threads()
     inference = torch.is_inference_mode_enabled()
@@ -40,7 +67,7 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     results: dict[int, Result] = {}
 
     def run() -> None:
-        # A new thread has gradients on, whatever the mode of the caller.
+        # Another thread has gradients on, whatever the mode of the caller.
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast("cpu", enabled=False):
             try:
                 for number, item in items:
@@ -52,26 +79,14 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     if count < 2:
         run()
         return [results[number] for number in range(len(work))]
-    failures: list[BaseException] = []
-
-    def run_alone() -> None:
-        torch.set_num_threads(1)
-        try:
-            run()
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=run_alone, daemon=True) for _ in range(count)]
+    pool = _pool(allowed)
+    runs: list[Future[None]] = []
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        runs.extend(pool.submit(run) for _ in range(count))
+        wait(runs)
     finally:  # after Ctrl-C, too: no thread takes another item, and items under way are finished
         waiting.clear()
-        for thread in filter(threading.Thread.is_alive, threads):
-            thread.join()
-        torch.set_num_threads(allowed)
-    if failures:
-        raise failures[0]
+        wait(runs)
+    for one in runs:
+        one.result()  # raises what a task raised
     return [results[number] for number in range(len(work))]

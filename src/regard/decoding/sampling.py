@@ -11,9 +11,8 @@ Finished rows leave the batch.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +20,9 @@ from torch import Tensor
 from regard.checks import is_number, positive
 from regard.decoding.step import State, Step, check_log_probs, check_possible, checked_step, length_limits, select
 from regard.ops.attentive_rnn import draw_keys
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+"""Where random numbers come from: one generator for all rows, one for each row, or torch's global one."""
 
 _BLOCK = 64
 """Values of which only the maximum is compared at first: five times faster than torch's topk over all of them."""
@@ -55,8 +57,8 @@ class Sampling:
         if self.top_p is not None:
             _check_top_p(self.top_p)
 
-    def draw(self, log_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A random token for each row of `[rows, vocabulary]`: `[rows]`."""
+    def draw(self, log_probs: Tensor, generator: Generators = None) -> Tensor:
+        """A random token for each row of `[rows, vocabulary]`: `[rows]`. `generator` may be one for each row."""
         if self.temperature == 0:
             return log_probs.max(dim=1).indices  # of equal tokens the lowest
         if self.temperature != 1:  # the maximum becomes 0, so that a small temperature makes nothing infinite
@@ -79,7 +81,7 @@ def sample(
     end: int | None = None,
     length: int | Tensor,
     sampling: Sampling | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators = None,
 ) -> Iterator[Tensor]:
     """Random tokens, one a row at each step, as a stream: `[rows]` each, -1 for a finished row.
 
@@ -87,7 +89,8 @@ def sample(
     end         the token that ends a row; it is given too. None: rows end at their length
     length      the maximum number of tokens of a row, including the end: one number, or one for each row
     sampling    temperature and filters; default: tokens are drawn with their probabilities
-    generator   random numbers: the same seed gives the same tokens; None: torch's global generator
+    generator   random numbers: the same seed gives the same tokens; None: torch's global generator. If it is one for
+                each row, a row's tokens do not depend on the other rows
 
     >>> import torch
     >>> table = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.4, 0.1], [1.0, 0.0, 0.0]]).log()
@@ -96,8 +99,15 @@ def sample(
     >>> torch.stack(list(tokens), dim=1).tolist()
     [[1, 0, 1], [1, 0, 1]]
     """
-    draw = partial((sampling or Sampling()).draw, generator=generator)
-    return _generate(step, state, start, draw, end, length_limits(length, start, end))
+    if isinstance(generator, Sequence) and len(generator) != len(start):
+        raise ValueError(f"generator must be one, or one for each of {len(start)} rows, got {len(generator)}")
+    draw = (sampling or Sampling()).draw
+
+    def choose(log_probs: Tensor, row: Tensor) -> Tensor:
+        some = [generator[number] for number in row.tolist()] if isinstance(generator, Sequence) else generator
+        return draw(log_probs, some)
+
+    return _generate(step, state, start, choose, end, length_limits(length, start, end))
 
 
 @torch.no_grad()
@@ -105,11 +115,11 @@ def _generate(
     step: Step[State],
     state: State,
     start: Tensor,
-    choose: Callable[[Tensor], Tensor],
+    choose: Callable[[Tensor, Tensor], Tensor],
     end: int | None,
     limit: Tensor,
 ) -> Iterator[Tensor]:
-    """The tokens of `sample`, step by step, by `choose`: `[unfinished rows, vocabulary]` → `[unfinished rows]`."""
+    """The tokens of `sample`, step by step, by `choose`: log probabilities of some rows, and their numbers."""
     row, last, number = torch.arange(len(start), device=start.device), start, 0
     while len(row):
         number += 1
@@ -117,7 +127,7 @@ def _generate(
         best = log_probs.amax(dim=1)
         check_log_probs(best, row, number)
         check_possible(best, row, number)
-        last = choose(log_probs)
+        last = choose(log_probs, row)
         yield torch.full_like(start, -1, dtype=torch.long).index_copy_(0, row, last)
         active = limit > number if end is None else (limit > number) & (last != end)
         if not active.all():
@@ -127,13 +137,16 @@ def _generate(
             row, last, limit = row[index], last[index], limit[index]
 
 
-def _draw_index(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
+def _draw_index(log_probs: Tensor, generator: Generators) -> Tensor:
     """A random index for each row, `[rows]`, by inverting the cumulative distribution at one uniform number.
 
     torch's multinomial draws a number for each token of the vocabulary instead.
     """
-    device = log_probs.device if generator is None else generator.device
-    uniform = torch.rand(len(log_probs), dtype=torch.float64, generator=generator, device=device)
+    if isinstance(generator, Sequence):
+        uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=one, device=one.device) for one in generator])
+    else:
+        device = log_probs.device if generator is None else generator.device
+        uniform = torch.rand(len(log_probs), dtype=torch.float64, generator=generator, device=device)
     return draw_keys(log_probs.softmax(dim=1), uniform.to(log_probs.device))
 
 

@@ -4,7 +4,8 @@
     MultiHeadAttention, Heads                several heads, grouped queries; from and to torch's layer
     ConvSelfAttention                        self-attention on a grid
     Sinusoidal, LearnedPositions             positions that are added to rows
-    Rotary, RotaryScaling, Alibi             positions inside attention
+    Rotary, Alibi, SlidingWindow             positions inside attention
+    RotaryScaling, LinearScaling, YarnScaling   Rotary for longer sequences than the trained ones
     FeedForward                              with gelu_tanh, swiglu and other GatedActivations
     Block, Encoder, Decoder                  the parts of a Transformer; pre_norm, post_norm
     Cache, KeyValues                         cached keys and values for decoding
@@ -18,7 +19,17 @@ from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.feed_forward import FeedForward, GatedActivation, gelu_tanh, swiglu
 from regard.layers.multi_head import Heads, MultiHeadAttention
-from regard.layers.positions import Alibi, LearnedPositions, Positions, Rotary, RotaryScaling, Sinusoidal
+from regard.layers.positions import (
+    Alibi,
+    LearnedPositions,
+    LinearScaling,
+    Positions,
+    Rotary,
+    RotaryScaling,
+    Sinusoidal,
+    SlidingWindow,
+    YarnScaling,
+)
 from regard.layers.watch import watch
 
 __all__ = [
@@ -36,12 +47,15 @@ __all__ = [
     "Heads",
     "KeyValues",
     "LearnedPositions",
+    "LinearScaling",
     "MultiHeadAttention",
     "Positions",
     "Rotary",
     "RotaryScaling",
     "SelfAttention",
     "Sinusoidal",
+    "SlidingWindow",
+    "YarnScaling",
     "gelu_tanh",
     "post_norm",
     "pre_norm",

@@ -18,11 +18,13 @@ Its parts are passed in, so that the variants are compositions:
 The fast path is for one new row per sequence, after a cache. There, a call costs more than its arithmetic: the module
 call, the checks, separate products. So with the first single row a cache prepares the standard blocks once for the run
 (`FastBlocks`): weights at hand, for several sequences also transposed, so that a product of few rows reads them in
-order. Results are those of `Block`. Blocks with other parts, with hooks or in training are called as usual.
+order; if weights change during a run, they are transposed again. Results are those of `Block`. Blocks with other parts,
+with hooks or in training are called as usual.
 """
 
+import sys
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -234,6 +236,8 @@ class Decoder(_Stack):
                 if output is not None:
                     return output
             mask = causal if mask is None else both(causal, mask)
+            if cache and cache.padding is not None:
+                mask = both(mask, _AfterPadding(cache.padding))
             for block, own in zip(self.blocks, caches, strict=True):
                 x = block(x, memory, mask=mask, memory_mask=memory_mask, cache=own)
             return self.norm(x)  # type: ignore[no-any-return]
@@ -244,7 +248,7 @@ class Decoder(_Stack):
 
     def _run_fast(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: Cache) -> Tensor | None:
         """All blocks for one new row of each sequence, `[batch, 1, size]`; None if the fast path cannot be used."""
-        if not isinstance(cache.fast_blocks, FastBlocks):
+        if not isinstance(cache.fast_blocks, FastBlocks) or cache.fast_blocks.is_outdated():
             cache.fast_blocks = FastBlocks(self.blocks, len(x))
         fast = cache.fast_blocks
         if not fast.is_usable():
@@ -253,13 +257,20 @@ class Decoder(_Stack):
         check_rows("x", x, first.attention.size, rank=3)
         first._check_memory(memory)
         rows = x.squeeze(1)  # [batch, size]
+        visible = None
+        if cache.padding is not None:
+            key_index = torch.arange(cache.length + 1, device=x.device)
+            visible = _AfterPadding(cache.padding)(key_index, key_index.view(1, 1, 1, -1))  # [batch, 1, 1, k]
         for block, own in zip(fast.blocks, cache.blocks, strict=True):
-            rows = block(rows, memory, memory_mask, own)
+            rows = block(rows, memory, memory_mask, own, visible)
         return self.norm(rows.unsqueeze(1))  # type: ignore[no-any-return]
 
-    def cache(self, max_length: int) -> Cache:
-        """An empty cache for sequences of at most this number of rows."""
-        return Cache(len(self.blocks), max_length)
+    def cache(self, max_length: int, padding: Tensor | None = None) -> Cache:
+        """An empty cache for sequences of at most this number of rows.
+
+        padding   for sequences of unequal length: the number of rows before each that are not part of it, `[batch]`
+        """
+        return Cache(len(self.blocks), max_length, padding)
 
     def look(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Mask | None = None, top: int | None = None
@@ -268,15 +279,50 @@ class Decoder(_Stack):
         return self._watch_blocks(lambda: self(x, memory, mask=mask), top)
 
 
+@dataclass(frozen=True)
+class _AfterPadding:
+    """A query sees no key of the padding before a sequence."""
+
+    padding: Tensor  # [batch]
+    solid = True
+
+    def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
+        return key_index >= self.padding.view(-1, *[1] * (key_index.ndim - 1))  # [batch, 1, 1, k]
+
+    def reach(self, query_index: Tensor) -> tuple[Tensor, int]:
+        return self.padding.view(-1, *[1] * (query_index.ndim - 1)), sys.maxsize
+
+
 _TRANSPOSE_FROM = 4
-"""Number of sequences from which the fast path uses transposed weights."""
+"""Number of sequences from which the fast path uses transposed weights, on the CPU."""
+_SAMPLE = 16
+"""Number of elements of a weight that are compared with those of its copy."""
 
 
-def _fast_linear(linear: nn.Linear, rows: int) -> Rows:
-    """The linear map of `[rows, size]`."""
-    if rows < _TRANSPOSE_FROM:
-        return partial(functional.linear, weight=linear.weight, bias=linear.bias)
-    weight = linear.weight.t().contiguous()  # [in, out]
+class _Transposed:
+    """A weight as `[in, out]`: a copy, and what is needed to notice that the weight has changed since."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.parameters = linear._parameters  # a dict: reading it is faster than the attribute
+        weight = linear.weight.detach()
+        self.copy = weight.t().contiguous()  # [in, out]
+        self.state = self.read_state()
+        # A view: torch counts neither changes by fused optimizers nor those of `weight.data`, but they show in it.
+        self.sample = weight.flatten()[:: weight.numel() // _SAMPLE + 1]
+
+    def read_state(self) -> tuple[int, int, int]:
+        """What changes if the weight is replaced, gets other memory, or is changed in place as torch counts it."""
+        weight = self.parameters["weight"]
+        assert weight is not None
+        return id(weight), weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _fast_linear(linear: nn.Linear, rows: int, copies: list[_Transposed]) -> Rows:
+    """The linear map of `[rows, size]`; a copy of its weight is added to the copies."""
+    if rows < _TRANSPOSE_FROM or linear.weight.device.type != "cpu":
+        return lambda x: functional.linear(x, linear.weight, linear.bias)
+    copies.append(_Transposed(linear))
+    weight = copies[-1].copy
     if linear.bias is None:
         return lambda x: torch.mm(x, weight)
     return lambda x: torch.addmm(linear.bias, x, weight)
@@ -292,19 +338,24 @@ def _fast_norm(norm: nn.Module) -> Rows:
 class _FastBlock:
     """A `Block` for single rows `[rows, size]`."""
 
-    def __init__(self, block: nn.Module, rows: int) -> None:
+    def __init__(self, block: nn.Module, rows: int, copies: list[_Transposed]) -> None:
         assert isinstance(block, Block)
         attention, feed_forward = block.attention, block.feed_forward
         assert isinstance(feed_forward, FeedForward)
         self.block, self.residual, self.positions = block, block.residual, attention.positions
         self.sizes = attention.heads, attention.kv_heads, attention.head_size
-        self.input, self.output = _fast_linear(attention.input, rows), _fast_linear(attention.output, rows)
-        first, second = _fast_linear(feed_forward.input, rows), _fast_linear(feed_forward.output, rows)
+        norms = attention.query_norm, attention.key_norm
+        self.head_norms = None if norms[0] is None or norms[1] is None else (norms[0], norms[1])
+        parts = attention.input, attention.output, feed_forward.input, feed_forward.output
+        self.input, self.output, first, second = (_fast_linear(part, rows, copies) for part in parts)
         self.feed_forward: Rows = lambda x: second(feed_forward.activation(first(x)))
         self.norm, self.feed_forward_norm = _fast_norm(block.attention_norm), _fast_norm(block.feed_forward_norm)
 
-    def __call__(self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: BlockCache) -> Tensor:
-        x = self.residual(x, self.norm, lambda x: self._attend(x, cache.own), torch.add)
+    def __call__(
+        self, x: Tensor, memory: Tensor | None, memory_mask: Mask | None, cache: BlockCache, visible: Tensor | None
+    ) -> Tensor:
+        """`visible` are the keys that a row may attend to, `[rows, 1, 1, k]`; None: all."""
+        x = self.residual(x, self.norm, lambda x: self._attend(x, cache.own, visible), torch.add)
         if memory is not None:
 
             def cross(x: Tensor) -> Tensor:  # as the block has it, with a length of 1
@@ -314,17 +365,19 @@ class _FastBlock:
             x = self.residual(x, self.block.cross_norm, cross, torch.add)
         return self.residual(x, self.feed_forward_norm, self.feed_forward, torch.add)
 
-    def _attend(self, x: Tensor, cache: KeyValues) -> Tensor:
+    def _attend(self, x: Tensor, cache: KeyValues, visible: Tensor | None) -> Tensor:
         """Self-attention of one new row to the cached ones and itself."""
         rows, (heads, kv_heads, size) = x.shape[0], self.sizes
         qkv = self.input(x).view(rows, -1, 1, size)  # [rows, heads + 2 · kv_heads, 1, d]
         query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+        if self.head_norms is not None:
+            query, key = self.head_norms[0](query), self.head_norms[1](key)
         if self.positions is not None:
             query, key = (self.positions.rotate(x, cache.length) for x in (query, key))
         key, value = cache.append(key, value)
         if kv_heads != heads:  # the query heads of a group become the queries of one head
             query = query.reshape(rows, kv_heads, -1, size)  # [rows, kv_heads, groups, d]
-        mean = torch_attention(query, key, value)
+        mean = torch_attention(query, key, value, attn_mask=visible)
         return self.output(mean.reshape(rows, -1))  # [rows, heads · d]
 
 
@@ -347,7 +400,10 @@ class FastBlocks:
     """The blocks of a decoder, prepared for single rows; none if one of them is not standard."""
 
     def __init__(self, blocks: nn.ModuleList, rows: int) -> None:
-        self.blocks = [_FastBlock(block, rows) for block in blocks] if all(map(_is_standard, blocks)) else []
+        self.copies: list[_Transposed] = []
+        standard = all(map(_is_standard, blocks))
+        self.blocks = [_FastBlock(block, rows, self.copies) for block in blocks] if standard else []
+        self.sample = self._read_sample()
         parts = [part for block in blocks for part in block.modules()]
         self.hooks, self.attributes = hooks_of(parts), [vars(part) for part in parts]
 
@@ -356,3 +412,15 @@ class FastBlocks:
         if not self.blocks or any(self.hooks):
             return False
         return not any(own["training"] or "forward" in own for own in self.attributes)
+
+    def is_outdated(self) -> bool:
+        """Whether a weight has changed since it was transposed."""
+        if not self.copies:
+            return False
+        return any(copy.state != copy.read_state() for copy in self.copies) or not torch.equal(
+            self.sample, self._read_sample()
+        )
+
+    def _read_sample(self) -> Tensor:
+        """Some elements of each weight that was transposed, as it is now."""
+        return torch.cat([copy.sample for copy in self.copies]) if self.copies else torch.empty(0)

@@ -128,21 +128,28 @@ class Cache:
 
     Greedy decoding and sampling only pass it on; a beam search also calls `select` for the sequences it continues with.
 
+    padding   for sequences of unequal length: the number of positions before each that are not part of it, `[batch]`
+
     >>> cache = Cache(blocks=2, max_length=8)
     >>> cache.length, cache.max_length
     (0, 8)
     """
 
-    def __init__(self, blocks: int, max_length: int) -> None:
-        self.max_length = positive("max_length", max_length)
+    def __init__(self, blocks: int, max_length: int, padding: Tensor | None = None) -> None:
+        self.max_length, self.padding = positive("max_length", max_length), padding
         self.blocks = [BlockCache(KeyValues(max_length), KeyValues()) for _ in range(positive("blocks", blocks))]
         self.origin: Tensor | None = None  # [sequences], see `_update_origin`
         self.fast_blocks: object = None  # the blocks prepared for single rows, see `regard.layers.blocks`
 
     @property
     def length(self) -> int:
-        """Number of positions read so far."""
+        """Number of positions read so far, with those of padding."""
         return self.blocks[0].own.length
+
+    @property
+    def start(self) -> int | Tensor:
+        """The position of the next row in its sequence; `[batch]` with padding."""
+        return self.length if self.padding is None else self.length - self.padding
 
     def truncate(self, length: int) -> None:
         """Forget all but the first positions, this many; with 0, also the projected memory."""
@@ -155,6 +162,8 @@ class Cache:
 
     def select(self, rows: Tensor) -> None:
         """Reorder the sequences: sequence i becomes the former `rows[i]`; rows may be repeated or left out."""
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, rows)
         if not self.length:
             return  # nothing is cached yet
         self.origin, changed = _update_origin(self.origin, rows)

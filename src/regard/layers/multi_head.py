@@ -7,6 +7,7 @@ and queries, keys and values are one product with one matrix.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,15 +35,18 @@ class Heads:
     count   number of heads
     kv      number of heads of keys and values (grouped queries); must divide `count`; default: `count`
     size    size of a head's queries, keys and values (the query depth); default: the layer's size / count
+    norm    makes a norm from the size of a head, such as `nn.RMSNorm`: one for the queries and one for the keys, before
+            positions (Qwen 3)
 
     >>> import torch
-    >>> MultiHeadAttention(32, Heads(4, kv=2, size=16))(torch.randn(2, 7, 32)).shape
+    >>> MultiHeadAttention(32, Heads(4, kv=2, size=16, norm=nn.RMSNorm))(torch.randn(2, 7, 32)).shape
     torch.Size([2, 7, 32])
     """
 
     count: int
     kv: int | None = None
     size: int | None = None
+    norm: Callable[[int], nn.Module] | None = None
 
     def _numbers(self, size: int) -> tuple[int, int, int]:
         """Number of heads, number of heads of keys and values, and size of a head, in a layer of this size."""
@@ -111,6 +115,8 @@ class MultiHeadAttention(nn.Module):
             self.query = nn.Linear(size, query, bias=bias)
             self.key = nn.Linear(self.key_size, key, bias=bias)
             self.value = nn.Linear(self.value_size, key, bias=bias)
+        self.query_norm = None if heads.norm is None else heads.norm(self.head_size)
+        self.key_norm = None if heads.norm is None else heads.norm(self.head_size)
         self.attend = Attend(score, dropout, self.heads // self.kv_heads)
         self.output = nn.Linear(query, size, bias=bias)
 
@@ -154,9 +160,11 @@ class MultiHeadAttention(nn.Module):
         if self.positions is not None:
             raise ValueError("positions are for self-attention, got a source to attend to")
         query = self._split_heads(self._linear(0, x), self.heads)
+        query = query if self.query_norm is None else self.query_norm(query)
         key_values = cache.get() if cache else None
         if key_values is None:
-            key_values = self._project_source(x if source is None else source, values)
+            key, value = self._project_source(x if source is None else source, values)
+            key_values = key if self.key_norm is None else self.key_norm(key), value
             if cache:
                 cache.append(*key_values)
         return query, *key_values, mask
@@ -166,6 +174,9 @@ class MultiHeadAttention(nn.Module):
         start = cache.length if cache else 0
         qkv = self._split_heads(self.input(x), self.heads + 2 * self.kv_heads)
         query_key, value = torch.split(qkv, [self.heads + self.kv_heads, self.kv_heads], dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = torch.split(query_key, [self.heads, self.kv_heads], dim=1)
+            query_key = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
         if self.positions is not None:
             query_key, mask = self.positions.rotate(query_key, start), self.positions.bias(mask)
         query, key = torch.split(query_key, [self.heads, self.kv_heads], dim=1)
@@ -247,6 +258,7 @@ class MultiHeadAttention(nn.Module):
                 self.head_size * self.heads != self.size
             ),
             f"positions={self.positions!r}": self.positions is not None,
+            f"norm={self.query_norm!r} of the heads": self.query_norm is not None,
             f"score={self.attend.score!r}": self.attend.score is not scaled_dot,
         }
         unsupported = [reason for reason, holds in reasons.items() if holds]

@@ -5,12 +5,13 @@ There are two kinds:
 * added to the rows, before the first block: `Sinusoidal` and `LearnedPositions`;
 * inside attention, as `MultiHeadAttention(positions=…)`: `Rotary` rotates queries and keys by an angle that grows with
   their position, so that their inner product depends on the distance; `Alibi` subtracts a multiple of the distance from
-  the score. Any object with these two methods can be used:
+  the score; `SlidingWindow` hides distant keys. Any object with these two methods can be used:
 
       rotate(x [..., length, size], start) -> the same shape    queries, or keys, at positions start, start + 1, …
       bias(mask) -> mask                                        the mask, plus what is added to the scores
 
-`start` is the position of the first row: n if n rows are cached.
+`start` is the position of the first row: n if n rows are cached. Positions that are added also take one for each
+sequence, `[batch]`: below 0 where a sequence begins with padding.
 """
 
 import functools
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import check_rows, positive
-from regard.masks import Mask, both
+from regard.masks import Mask, both, window
 from regard.torch_modes import compiling, transforming
 
 _Scaling = Callable[[Tensor], Tensor]
@@ -63,13 +64,14 @@ class Sinusoidal(nn.Module):
         super().__init__()
         self.size, self.base = positive("size", size), float(base)
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, start: int | Tensor = 0) -> Tensor:
         check_rows("x", x, self.size)
-        end = start + x.shape[-2]
-        sine, cosine = _rotation_table(end, _Pairs(self.size + self.size % 2, self.base, None, True), x)
-        second = torch.stack((sine[start:end, 1::2], cosine[start:end, 1::2]), dim=-1)  # [length, pairs, 2]
-        table = second.flatten(-2)  # [length, size], interleaved
-        return x + table[:, : self.size]  # an odd size has no last cosine
+        length = x.shape[-2]
+        end = _latest(start) + length
+        table = _rotation_table(end, _Pairs(self.size + self.size % 2, self.base, None, True), x)
+        sine, cosine = (_rows_at(part[:, 1::2], start, length) for part in table)
+        second = torch.stack((sine, cosine), dim=-1)  # [..., length, pairs, 2]
+        return x + second.flatten(-2)[..., : self.size]  # [..., length, size]; an odd size has no last cosine
 
     def extra_repr(self) -> str:
         return f"{self.size}"
@@ -78,6 +80,8 @@ class Sinusoidal(nn.Module):
 class LearnedPositions(nn.Module):
     """x + p, with a learned vector p(t) for each of `max_length` positions (GPT-2, BERT).
 
+    unused   number of vectors before that of position 0, which no position has (RoBERTa: 2)
+
     x `[..., length, size]`; a sequence longer than `max_length` raises ValueError.
 
     >>> import torch
@@ -85,22 +89,36 @@ class LearnedPositions(nn.Module):
     torch.Size([2, 5, 4])
     """
 
-    def __init__(self, max_length: int, size: int) -> None:
+    def __init__(self, max_length: int, size: int, *, unused: int = 0) -> None:
         super().__init__()
         self.max_length = max_length = positive("max_length", max_length)
-        self.size = size = positive("size", size)
-        self.weight = nn.Parameter(torch.empty(max_length, size))
+        self.size, self.unused = positive("size", size), unused
+        self.weight = nn.Parameter(torch.empty(unused + max_length, self.size))
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, start: int | Tensor = 0) -> Tensor:
         check_rows("x", x, self.size)
-        end = start + x.shape[-2]
+        length = x.shape[-2]
+        end = _latest(start) + length
         if end > self.max_length:
             raise ValueError(f"there are {self.max_length} learned positions, got a sequence of {end}")
-        return x + self.weight[start:end]
+        return x + _rows_at(self.weight[self.unused :], start, length)
 
     def extra_repr(self) -> str:
-        return f"{self.max_length}, {self.size}"
+        return f"{self.max_length}, {self.size}" + (f", unused={self.unused}" if self.unused else "")
+
+
+def _latest(start: int | Tensor) -> int:
+    """The largest start of a batch."""
+    return int(start.max()) if isinstance(start, Tensor) else start
+
+
+def _rows_at(table: Tensor, start: int | Tensor, length: int) -> Tensor:
+    """Rows of a table at positions start, start + 1, …: `[length, size]`; for starts `[batch]`, one such for each."""
+    if not isinstance(start, Tensor):
+        return table[start : start + length]
+    position = start.unsqueeze(-1) + torch.arange(length, device=start.device)  # [batch, length]
+    return table[position.clamp(min=0)]  # of padding, any row will do
 
 
 @dataclass(frozen=True)
@@ -122,16 +140,81 @@ class RotaryScaling:
 
     def __post_init__(self) -> None:
         positive("trained_length", self.trained_length)
-        if not self.factor >= 1 or not 0 < self.slow < self.fast:
-            raise ValueError(
-                "factor must be at least 1, slow positive and fast above it, got"
-                f" factor={self.factor}, slow={self.slow} and fast={self.fast}"
-            )
+        _check_factor(self.factor, self.slow, self.fast)
 
     def __call__(self, frequency: Tensor) -> Tensor:
         turns = self.trained_length * frequency / (2 * math.pi)
         unscaled = ((turns - self.slow) / (self.fast - self.slow)).clamp(0.0, 1.0)
         return frequency * (unscaled + (1 - unscaled) / self.factor)
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Frequencies of `Rotary` divided by a factor, as if positions were that much closer together (Chen et al. 2023).
+
+    >>> import torch
+    >>> LinearScaling(4.0)(torch.tensor([1.0, 0.5])).tolist()
+    [0.25, 0.125]
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+
+    def __call__(self, frequency: Tensor) -> Tensor:
+        return frequency / self.factor
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN: as `RotaryScaling`, interpolated along the number of a pair, and with larger scores (Peng et al. 2023).
+
+    Let i(n) be the number of the pair that makes n turns within the trained length. Pairs before i(fast) keep their
+    frequency, those after i(slow) have it divided by `factor`, and between them it is interpolated linearly.
+
+    rounded     whether i(fast) is rounded down and i(slow) up to whole numbers
+    magnitude   factor of rotated queries and of rotated keys; default: 1 + log(factor) / 10
+
+    >>> import torch
+    >>> scaling = YarnScaling(4.0, trained_length=100)
+    >>> scaling(torch.tensor([1.0, 0.1, 0.01])).tolist(), round(scaling.magnitude, 3)
+    ([1.0, 0.0625, 0.0024999999441206455], 1.139)
+    """
+
+    factor: float
+    trained_length: int
+    slow: float = 1.0
+    fast: float = 32.0
+    rounded: bool = True
+    magnitude: float = math.nan  # becomes the default
+
+    def __post_init__(self) -> None:
+        positive("trained_length", self.trained_length)
+        _check_factor(self.factor, self.slow, self.fast)
+        if math.isnan(self.magnitude):
+            object.__setattr__(self, "magnitude", 1.0 + 0.1 * math.log(self.factor))
+
+    def __call__(self, frequency: Tensor) -> Tensor:
+        pairs = len(frequency)
+        if pairs < 2:
+            return frequency
+        ratio = -math.log(float(frequency[-1])) / (pairs - 1)  # of neighbours: frequency i is exp(-i · ratio)
+        first, last = (math.log(self.trained_length / (2 * math.pi * n)) / ratio for n in (self.fast, self.slow))
+        if self.rounded:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        number = torch.arange(pairs, dtype=frequency.dtype, device=frequency.device)
+        divided = ((number - first) / (last - first or 0.001)).clamp(0.0, 1.0)
+        return frequency * (1 - divided + divided / self.factor)
+
+
+def _check_factor(factor: float, slow: float = 1.0, fast: float = 2.0) -> None:
+    if not factor >= 1 or not 0 < slow < fast:
+        raise ValueError(
+            "factor must be at least 1, slow positive and fast above it, got"
+            f" factor={factor}, slow={slow} and fast={fast}"
+        )
 
 
 class Rotary(nn.Module):
@@ -140,7 +223,8 @@ class Rotary(nn.Module):
     size          size of a head; pair i of its numbers is rotated at position t by the angle t / base^(2i / size)
     interleaved   False: pair i is (i, i + size / 2), as in Hugging Face's Llama; True: (2i, 2i + 1), as in the paper
                   and llama2.c
-    scaling       a function of the frequencies `[size / 2]`, such as `RotaryScaling`
+    scaling       a function of the frequencies `[size / 2]`: `RotaryScaling`, `LinearScaling`, `YarnScaling`; if it has
+                  an attribute `magnitude`, what is rotated is multiplied by it
 
     There are no parameters.
 
@@ -223,6 +307,37 @@ class Alibi(nn.Module):
         return f"{len(self.slopes)}"
 
 
+class SlidingWindow(nn.Module):
+    """Other positions, and a query sees only keys at most `radius` positions away (Mistral).
+
+    positions   `Rotary`, `Alibi`, or None
+
+    There are no parameters.
+
+    >>> import torch, regard
+    >>> from regard.layers import MultiHeadAttention
+    >>> layer = MultiHeadAttention(16, heads=2, positions=SlidingWindow(2, Rotary(8)))
+    >>> (layer.look(torch.randn(1, 5, 16), mask=regard.masks.causal)[0, 0, 4] > 0).tolist()
+    [False, False, True, True, True]
+    """
+
+    def __init__(self, radius: int, positions: Positions | None = None) -> None:
+        super().__init__()
+        self.window, self.positions = window(radius), positions
+
+    def rotate(self, x: Tensor, start: int = 0) -> Tensor:
+        """x, rotated by the other positions."""
+        return x if self.positions is None else self.positions.rotate(x, start)
+
+    def bias(self, mask: Mask | None) -> Mask:
+        """The mask with the bias of the other positions, and the window."""
+        mask = mask if self.positions is None else self.positions.bias(mask)
+        return self.window if mask is None else both(mask, self.window)
+
+    def extra_repr(self) -> str:
+        return f"radius={self.window.radius}"
+
+
 class _Pairs(NamedTuple):
     """What the angles of a table depend on, besides the position."""
 
@@ -238,7 +353,8 @@ def _make_table(length: int, form: _Pairs, device: torch.device, dtype: torch.dt
     frequency = form.base ** (-torch.arange(0, form.size, 2, dtype=torch.float64) / form.size)
     frequency = frequency if form.scaling is None else form.scaling(frequency)
     angle = torch.arange(length, dtype=torch.float64).unsqueeze(-1) * frequency
-    sine, cosine = angle.sin().to(device, dtype), angle.cos().to(device, dtype)  # [length, size / 2]
+    magnitude = getattr(form.scaling, "magnitude", 1.0)
+    sine, cosine = ((x * magnitude).to(device, dtype) for x in (angle.sin(), angle.cos()))  # [length, size / 2]
     pairs = torch.stack((-sine, sine), dim=-1), torch.stack((cosine, cosine), dim=-1)  # [length, size / 2, 2]
     # [length, size]: the two of a pair side by side, or the first of all pairs and then the second of all
     return tuple((x if form.interleaved else x.mT).flatten(-2) for x in pairs)

@@ -72,7 +72,8 @@ class Embedding(nn.Module):
     norm         applied to the sum
     scale        factor of the tokens' vectors; √size in the first Transformer
 
-    tokens `[batch, length]` give `[batch, length, size]`. `start` is the position of the first token.
+    tokens `[batch, length]` give `[batch, length, size]`. `start` is the position of the first token, one number or one
+    for each sequence, `[batch]`.
 
     >>> import torch
     >>> Embedding(100, 8, positions=Sinusoidal(8))(torch.tensor([[5, 7, 99]])).shape
@@ -101,7 +102,7 @@ class Embedding(nn.Module):
         """Number of tokens."""
         return self.token.num_embeddings
 
-    def forward(self, tokens: Tensor, start: int = 0, types: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, start: int | Tensor = 0, types: Tensor | None = None) -> Tensor:
         check_tokens(tokens, self.vocabulary)
         rows = self.token(tokens)
         if self.scale != 1:

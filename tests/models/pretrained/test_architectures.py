@@ -11,13 +11,20 @@ from helpers.hugging_face import (
     CONTEXT,
     LLAMA3,
     WORDS,
+    YARN,
     bert,
     change_settings,
     change_weights,
+    distilbert,
     gpt2,
     llama,
+    mistral,
+    qwen2,
+    qwen3,
+    roberta,
     save,
     transformers,
+    xlm_roberta,
 )
 from torch.testing import assert_close
 
@@ -26,7 +33,7 @@ from regard.models.language import LanguageModel
 from regard.models.pretrained import load, tokenizer
 from regard.models.transformer import TextEncoder
 
-CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+CLOSE = {"atol": 3e-5, "rtol": 1e-5}
 LANGUAGE = {
     "gpt2": gpt2,
     "gpt2, untied": lambda: gpt2(tie_word_embeddings=False),
@@ -39,6 +46,18 @@ LANGUAGE = {
     "llama, biases": lambda: llama(attention_bias=True, mlp_bias=True, hidden_act="gelu_pytorch_tanh"),
     "llama, base": lambda: llama(rope_theta=100.0),
     "llama, scaled": lambda: llama(rope_parameters={**LLAMA3, "rope_theta": 100.0}),
+    "llama, linear": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}),
+    "llama, yarn": lambda: llama(rope_parameters=YARN),
+    "llama, yarn not rounded": lambda: llama(rope_parameters={**YARN, "truncate": False, "attention_factor": 1.3}),
+    "llama, yarn of DeepSeek": lambda: llama(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 2.0}),
+    "mistral": lambda: mistral(sliding_window=4),
+    "mistral, no window": lambda: mistral(sliding_window=None),
+    "qwen2": qwen2,
+    "qwen2, windows": lambda: qwen2(use_sliding_window=True, sliding_window=3, max_window_layers=1),
+    "qwen3": qwen3,
+    "qwen3, biases, windows": lambda: qwen3(
+        attention_bias=True, use_sliding_window=True, sliding_window=5, max_window_layers=2, rms_norm_eps=0.1
+    ),
 }
 
 
@@ -78,24 +97,83 @@ ENCODERS = {
     "bert": bert,
     "with its head": lambda: bert("BertForMaskedLM"),
     "others": lambda: bert(hidden_act="relu", layer_norm_eps=0.1, type_vocab_size=1),
+    "roberta": roberta,
+    "roberta, with its head": lambda: roberta("RobertaForMaskedLM", type_vocab_size=1),
+    "xlm-roberta": lambda: xlm_roberta("XLMRobertaModel"),
+    "camembert, with its head": lambda: xlm_roberta("CamembertForMaskedLM"),
+    "roberta, another padding": lambda: roberta(pad_token_id=3),
+    "distilbert": distilbert,
+    "distilbert, with its head": lambda: distilbert("DistilBertForMaskedLM", activation="relu"),
 }
 
 
 @pytest.mark.parametrize("make", ENCODERS.values(), ids=ENCODERS)
 @torch.inference_mode()
 def test_rows_and_weights_of_an_encoder_equal_those_of_transformers(make, tmp_path):
-    theirs, tokens = make(), torch.randint(WORDS, (3, 11))
+    theirs, tokens = make(), torch.randint(4, WORDS, (3, 11))  # the first are padding
     ours = load(save(theirs, tmp_path))
     assert isinstance(ours, TextEncoder)
     lengths = torch.tensor([11, 7, 1])
     mask = (torch.arange(11) < lengths[:, None]).long()
-    types = torch.randint(theirs.config.type_vocab_size, tokens.shape)
-    want = theirs(tokens, attention_mask=mask, token_type_ids=types, output_attentions=True, output_hidden_states=True)
+    types, more = None, {}
+    if hasattr(theirs.config, "type_vocab_size"):
+        types = torch.randint(theirs.config.type_vocab_size, tokens.shape)
+        more = {"token_type_ids": types}
+    want = theirs(tokens, attention_mask=mask, output_attentions=True, output_hidden_states=True, **more)
     with regard.watch(ours) as records:
         assert_close(ours(tokens, lengths, types), want.hidden_states[-1], **CLOSE)
     for (result,), weights in zip(records.values(), want.attentions, strict=True):
         assert_close(result, weights, **CLOSE)
     assert_close(ours(tokens), theirs(tokens, output_hidden_states=True).hidden_states[-1], **CLOSE)
+
+
+CLASSIFIERS = {
+    "bert": (lambda: bert("BertForSequenceClassification"), "'classifier'"),
+    "bert, questions": (lambda: bert("BertForQuestionAnswering"), "'qa_outputs'"),
+    "roberta": (lambda: roberta("RobertaForSequenceClassification"), "'classifier.dense', 'classifier.out_proj'"),
+    "distilbert": (lambda: distilbert("DistilBertForSequenceClassification"), "'classifier', 'pre_classifier'"),
+}
+
+
+@pytest.mark.parametrize(("make", "names"), CLASSIFIERS.values(), ids=CLASSIFIERS)
+@torch.inference_mode()
+def test_a_classifier_is_left_out_with_a_warning(make, names, tmp_path):
+    theirs, tokens = make(), torch.randint(4, WORDS, (3, 11))
+    with pytest.warns(UserWarning, match=f"{tmp_path}: only the encoder is loaded, without {names}$") as warned:
+        ours = load(save(theirs, tmp_path))
+    assert warned[0].filename == __file__
+    assert_close(ours(tokens), theirs(tokens, output_hidden_states=True).hidden_states[-1], **CLOSE)
+
+
+HEADLESS = {
+    "llama": lambda: llama("LlamaModel"),
+    "qwen3": lambda: qwen3("Qwen3Model"),
+    "mistral": lambda: mistral("MistralModel"),
+}
+
+
+@pytest.mark.parametrize("make", HEADLESS.values(), ids=HEADLESS)
+@torch.inference_mode()
+def test_a_model_without_its_head_has_rows_and_no_logits(make, tmp_path):
+    theirs, tokens = make(), torch.randint(WORDS, (2, 11))
+    ours = load(save(theirs, tmp_path))
+    assert isinstance(ours, LanguageModel)
+    want = theirs(tokens).last_hidden_state
+    assert_close(ours.rows(tokens), want, **CLOSE)
+    cache = ours.begin(tokens[:, :7])
+    assert_close(ours.rows(tokens[:, 7:], cache), want[:, 7:], **CLOSE)
+    for call in (lambda: ours(tokens), lambda: ours.step(cache, tokens[:, 0])):
+        with pytest.raises(
+            ValueError, match=r"was saved without lm_head, so it has no logits; model.rows\(tokens\) has"
+        ):
+            call()
+
+
+@torch.inference_mode()
+def test_a_tied_model_without_its_head_has_logits(tmp_path):
+    theirs, tokens = qwen3("Qwen3Model", tie_word_embeddings=True), torch.randint(WORDS, (2, 11))
+    want = theirs(tokens).last_hidden_state @ theirs.embed_tokens.weight.mT
+    assert_close(load(save(theirs, tmp_path))(tokens), want, **CLOSE)
 
 
 def like_the_first_bert(weights):
@@ -141,6 +219,13 @@ def test_names_and_buffers_of_older_folders(tmp_path):
     change_settings(folder, rope_theta=None)  # the default is 10000
     theirs = type(theirs).from_pretrained(folder, local_files_only=True).eval()
     assert theirs.config.rope_parameters["rope_theta"] == 10000
+    assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
+
+    theirs = qwen2(use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    folder = save(theirs, tmp_path / "qwen2")
+    assert_close(load(change_settings(folder, layer_types=None))(tokens), theirs(tokens).logits, **CLOSE)
+    theirs = qwen2()
+    folder = change_settings(save(theirs, tmp_path / "qwen2, full"), sliding_window=2, max_window_layers=0)
     assert_close(load(folder)(tokens), theirs(tokens).logits, **CLOSE)
 
     theirs = llama(rope_parameters={**LLAMA3, "rope_theta": 100.0})
@@ -225,7 +310,7 @@ def test_a_trained_sentence_encoder(minilm):
 def test_the_code_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     page = Path(__file__).parents[3] / "docs" / "pretrained.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     save(gpt2(vocab_size=300, n_positions=64), "gpt2")
     save(bert(vocab_size=300), "all-MiniLM-L6-v2")

@@ -5,13 +5,17 @@ import re
 
 import pytest
 import torch
-from helpers.hugging_face import LLAMA3, WORDS, bert, change_settings, gpt2, llama, save
+from helpers.hugging_face import LLAMA3, WORDS, bert, change_settings, distilbert, gpt2, llama, qwen2, roberta, save
 from safetensors.torch import load_file, save_file
 
 from regard.models.pretrained import load, tokenizer
 
 WRONG_SETTINGS = [
-    (gpt2, {"model_type": "mamba"}, r"model_type 'mamba' is not supported; supported are 'bert', 'gpt2', 'llama'"),
+    (
+        gpt2,
+        {"model_type": "mamba"},
+        r"model_type 'mamba' is not supported; supported are 'bert', 'camembert', 'distilb",
+    ),
     (gpt2, {"model_type": None}, r"model_type None is not supported"),
     (gpt2, {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx True is not supported"),
     (gpt2, {"add_cross_attention": True}, r"add_cross_attention True is not supported, only False"),
@@ -27,7 +31,16 @@ WRONG_SETTINGS = [
     (bert, {"position_embedding_type": "relative_key"}, r"position_embedding_type 'relative_key' is not supported"),
     (bert, {"hidden_act": "swiglu"}, r"hidden_act 'swiglu' is not supported"),
     (llama, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling of type 'dynamic' is not supp"),
-    (llama, {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters of type 'yarn' is not supported, only d"),
+    (llama, {"rope_parameters": {"rope_type": "longrope"}}, r"of type 'longrope' is not supported; supported are 'd"),
+    (llama, {"rope_parameters": {"rope_type": "yarn"}}, r"config.json must have the setting factor"),
+    (llama, {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, r"factor must be at least 1"),
+    (qwen2, {"use_sliding_window": True, "layer_types": ["chunked"] * 3}, r"layer_types must be full_attention or s"),
+    (qwen2, {"use_sliding_window": True, "max_window_layers": -1}, r"max_window_layers must be .* at least 0, got -1"),
+    (roberta, {"pad_token_id": 18}, r"config.json: max_length must be a positive whole number, got 0"),
+    (distilbert, {"dim": None}, r"config.json must have the setting dim$"),
+    (distilbert, {"n_heads": 0}, r"config.json: n_heads must be a positive whole number, got 0"),
+    (distilbert, {"activation": "mish"}, r"activation 'mish' is not supported"),
+    (distilbert, {"attention_dropout": 2}, r"config.json: attention_dropout must be a number between 0 and 1, got 2"),
     (llama, {"rope_parameters": {"rope_type": "llama3"}}, r"config.json must have the setting factor"),
     (
         llama,
@@ -63,7 +76,7 @@ WRONG_WEIGHTS = [
         lambda w: w.update({"model.layers.2.self_attn.k_proj.weight": torch.zeros(60, 42)}),
         r"'model.layers.2.self_attn.k_proj.weight' must be \[20, 42\], got \[60, 42\]",
     ),
-    (bert, lambda w: w.update({"classifier.weight": torch.zeros(2, 30)}), r"does not use: 'classifier.weight'$"),
+    (bert, lambda w: w.update({"projector.weight": torch.zeros(2, 30)}), r"does not use: 'projector.weight'$"),
     (gpt2, lambda w: w.update({f"score.{n}": torch.zeros(1) for n in range(7)}), r"'score.4', and 2 more$"),
     (
         gpt2,

@@ -1,7 +1,8 @@
 """Trained models of others, as modules of ours.
 
-    load(path)        a folder in Hugging Face's layout (config.json and safetensors) of GPT-2, BERT or Llama, or
-                      llama2.c's binary, version 0, to a `LanguageModel` or a `TextEncoder` in float32
+    load(path)        a folder in Hugging Face's layout (config.json and safetensors) of GPT-2, Llama, Mistral, Qwen 2
+                      or 3, BERT, RoBERTa or DistilBERT, or llama2.c's binary, version 0, to a `LanguageModel` or a
+                      `TextEncoder` in float32
     tokenizer(path)   its tokenizer: text to the ids that the model was trained on, and back
 
 They are made of the same blocks as any model here, so `regard.watch`, `look`, caches and training work. What is
@@ -27,7 +28,9 @@ TOKENIZER = "tokenizer.json"
 def load(path: str | Path) -> LanguageModel | TextEncoder:
     """The model of a folder or a file, in evaluation mode, in float32 on the CPU.
 
-    GPT-2, Llama and llama2.c give a `LanguageModel`; BERT and its kind a `TextEncoder`, with a row for each token.
+    GPT-2, Llama and its kind, and llama2.c give a `LanguageModel`; BERT and its kind a `TextEncoder`, with a row for
+    each token. A language model that was saved without its head has `rows`, and raises ValueError for logits. An
+    encoder's classifier is left out with a warning.
 
     >>> import struct, tempfile, torch
     >>> with tempfile.NamedTemporaryFile(suffix=".bin") as file:  # llama2.c's: seven sizes, then the weights

@@ -13,6 +13,7 @@ Nothing is ever unpickled.
 import contextlib
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.checks import fraction, is_number, positive, quote_names
+from regard.checks import fraction, is_count, is_number, positive, quote_names
 
 CONFIG, _WHOLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _OUTPUT = "lm_head.weight"
@@ -42,6 +43,7 @@ class Settings(NamedTuple):
 
     path: Path
     values: dict[str, Any]
+    other_names: Mapping[str, str] = {}  # what a folder calls a setting, if not by its usual name
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
@@ -54,23 +56,29 @@ class Settings(NamedTuple):
     def size(self, name: str, default: int | None = None) -> int:
         value = self._required(name, default)
         with self.name_file():
-            return positive(name, value)
+            return positive(self.stored(name), value)
+
+    def whole_number(self, name: str, default: int) -> int:
+        value = self.get(name, default)
+        if not is_count(value) and value != 0:
+            raise ValueError(f"{self.path}: {self.stored(name)} must be a whole number of at least 0, got {value!r}")
+        return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._required(name, default)
         if not is_number(value) or not value > 0:
-            raise ValueError(f"{self.path}: {name} must be a positive number, got {value!r}")
+            raise ValueError(f"{self.path}: {self.stored(name)} must be a positive number, got {value!r}")
         return float(value)
 
     def _required(self, name: str, default: float | None) -> Any:
         value = self.get(name, default)
         if value is None:
-            raise ValueError(f"{self.path} must have the setting {name}")
+            raise ValueError(f"{self.path} must have the setting {self.stored(name)}")
         return value
 
     def dropout(self, name: str, default: float) -> float:
         with self.name_file():
-            return fraction(name, self.get(name, default))
+            return fraction(self.stored(name), self.get(name, default))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
@@ -81,7 +89,9 @@ class Settings(NamedTuple):
     def choice(self, name: str, default: str | None, known: Mapping[str, T]) -> T:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
-            raise ValueError(f"{self.path}: {name} {value!r} is not supported; supported are {quote_names(known)}")
+            raise ValueError(
+                f"{self.path}: {self.stored(name)} {value!r} is not supported; supported are {quote_names(known)}"
+            )
         return known[value]
 
     def require(self, name: str, supported: object) -> None:
@@ -90,8 +100,12 @@ class Settings(NamedTuple):
             raise ValueError(f"{self.path}: {name} {value!r} is not supported, only {supported!r}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        value = self.values.get(name)
+        value = self.values.get(self.stored(name))
         return default if value is None else value
+
+    def stored(self, name: str) -> str:
+        """The name of a setting in the file."""
+        return self.other_names.get(name, name)
 
     @contextlib.contextmanager
     def name_file(self) -> Iterator[None]:
@@ -127,6 +141,13 @@ class Weights:
             raise ValueError(f"{self.path}: the weight {stored!r} must be floating point, got {weight.dtype}")
         return weight.to(torch.float32, copy=True)
 
+    def has_output(self, name: str) -> bool:
+        """Whether the model was saved with its matrix to the logits, given the name of any weight below it.
+
+        One with its head, but without that matrix, is an incomplete file.
+        """
+        return self.find(_OUTPUT) is not None or self.prefix + name in self.rest
+
     def take_output(self, tied: bool, tokens: Tensor) -> dict[str, Tensor]:
         """The matrix from rows to logits, `[vocabulary, size]`; none if it is tied to the token embedding."""
         if tied and self.find(_OUTPUT) is None:
@@ -136,11 +157,14 @@ class Weights:
             raise ValueError(f"{self.path}: tie_word_embeddings is true, but {_OUTPUT} is not the token embedding")
         return {} if tied else {"read.weight": weight}
 
-    def check_rest(self, ignored: str) -> None:
-        """Raise if weights are left whose names do not match the pattern of ignored ones."""
-        rest = [name for name in self.rest if not re.search(ignored, name)]
+    def check_rest(self, ignored: str, heads: str) -> None:
+        """Raise if weights are left whose names match neither pattern; warn of those that match `heads`."""
+        rest = [name for name in self.rest if not re.search(f"{ignored}|{heads}", name)]
         if rest:
             raise ValueError(f"{self.path} has weights that the model does not use: {quote_names(rest, 5)}")
+        left_out = sorted({name.rpartition(".")[0] for name in self.rest if re.search(heads, name)})
+        if left_out:
+            warnings.warn(f"{self.path}: only the encoder is loaded, without {quote_names(left_out, 5)}", stacklevel=4)
 
 
 @contextlib.contextmanager
