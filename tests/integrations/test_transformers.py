@@ -1,5 +1,8 @@
 """`attn_implementation="regard"` gives what "eager" gives: outputs, gradients, generated tokens, attentions."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -53,12 +56,27 @@ def output_and_gradients(name, attention, inputs):
     return output.detach(), {key: x.grad for key, x in model.named_parameters() if x.grad is not None}
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """The layers that called our attention function."""
+    layers, registered = [], transformers.AttentionInterface._global_mapping["regard"]
+
+    def listed(module, *args, **kwargs):
+        layers.append(module)
+        return registered(module, *args, **kwargs)
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "regard", listed)
+    return layers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "padding"), CASES)
-def test_outputs_and_gradients_agree_with_eager(name, padding, no_tensor):
+def test_outputs_and_gradients_agree_with_eager(name, padding, no_tensor, calls):
     inputs = inputs_of(name, **PADDINGS[padding])
     expected, expected_gradients = output_and_gradients(name, "eager", inputs)
+    assert not calls
     output, gradients = output_and_gradients(name, "regard", inputs)
+    assert len(calls) >= 2
     assert (output - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert gradients.keys() == expected_gradients.keys()
     # The gradient of a bias of keys is 0 by definition; what is computed of it is rounding.
@@ -370,3 +388,12 @@ def test_a_model_can_change_to_it():
     model.set_attn_implementation("regard")
     assert model.config._attn_implementation == "regard"
     assert_close(output_of("bert", model, inputs), expected)
+
+
+def test_the_page_lists_every_family():
+    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text()
+    rows = re.findall(r"^\| [a-z, ]+ \((\d+)\) \| (.*) \|$", page, re.MULTILINE)
+    listed = [re.findall("`([a-z0-9_]+)`", names) for _, names in rows]
+    assert [len(names) for names in listed] == [int(count) for count, _ in rows]
+    assert sorted(name for names in listed for name in names) == sorted(FAMILIES)
+    assert len(FAMILIES) >= 40
