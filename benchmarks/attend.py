@@ -23,6 +23,7 @@ from torch.nn import functional
 
 import regard
 from benchmarks.harness import Case, main
+from regard import masks
 from regard.scores import Additive, Gaussian, Score, scaled_dot
 
 Operation = Callable[["Inputs"], Tensor]
@@ -50,14 +51,16 @@ class Vectors:
 
     shape: Sequence[int]  # of query and key, [..., length, d]
     value_size: int = 64
+    kv_heads: int | None = None  # of key and value; the same as those of the query by default
     score: Callable[[], Score] = lambda: scaled_dot
     warm_up: int = 64  # the length of the small input, enough for the same engine and threads
 
     def __call__(self, seed: int) -> Inputs:
         torch.manual_seed(seed)
-        value_shape = [*self.shape[:-1], self.value_size]
-        query, key, value = (torch.randn(size).requires_grad_() for size in (self.shape, self.shape, value_shape))
-        return Inputs(query, key, value, torch.randn(value_shape), self.score())
+        leading = self.shape[:-2] if self.kv_heads is None else (*self.shape[:-3], self.kv_heads)
+        shapes = self.shape, (*leading, *self.shape[-2:]), (*leading, self.shape[-2], self.value_size)
+        query, key, value = (torch.randn(size).requires_grad_() for size in shapes)
+        return Inputs(query, key, value, torch.randn(*self.shape[:-1], self.value_size), self.score())
 
     def small(self) -> "Vectors":
         return replace(self, shape=(*self.shape[:-2], self.warm_up, self.shape[-1]))
@@ -88,6 +91,85 @@ def attend(inputs: Inputs, dropout: float = 0.0, engine: str | None = None) -> T
 
 def sdpa(inputs: Inputs, dropout: float = 0.0) -> Tensor:
     return functional.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, dropout_p=dropout)
+
+
+WINDOW = 128
+
+
+def ids(length: int) -> Tensor:
+    """32 texts of unequal lengths packed into one sequence: the document of each position."""
+    torch.manual_seed(7)
+    ends = torch.randperm(length - 1)[:31].sort().values + 1
+    return torch.searchsorted(ends, torch.arange(length), right=True)
+
+
+def attend_masked(inputs: Inputs, mask: Callable[[int], masks.Mask]) -> Tensor:
+    return regard.attend(inputs.query, inputs.key, inputs.value, mask=mask(inputs.query.shape[-2]))
+
+
+def sdpa_masked(inputs: Inputs, mask: Callable[[int], masks.Mask]) -> Tensor:
+    """torch's attention with the mask built, which is part of its time and memory."""
+    index, function = torch.arange(inputs.query.shape[-2]), mask(inputs.query.shape[-2])
+    assert not isinstance(function, Tensor)
+    table = function(index[:, None], index)
+    return functional.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, attn_mask=table)
+
+
+def sdpa_causal(inputs: Inputs, dropout: float = 0.0) -> Tensor:
+    query, key, value = inputs.query, inputs.key, inputs.value
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+
+
+def attend_causal(inputs: Inputs, dropout: float = 0.0, engine: str | None = None) -> Tensor:
+    query, key, value = inputs.query, inputs.key, inputs.value
+    return regard.attend(query, key, value, mask=masks.causal, dropout=dropout, engine=engine)
+
+
+def sdpa_grouped(inputs: Inputs) -> Tensor:
+    return functional.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, enable_gqa=True)
+
+
+class Distances(nn.Module):
+    """A bias that learns, one number for each distance and head, as T5's without its buckets.
+
+    It is a score's parameter here, so that its gradient is among those that are computed.
+    """
+
+    width = 1
+
+    def __init__(self, heads: int = 8, farthest: int = 64) -> None:
+        super().__init__()
+        self.table, self.farthest = nn.Parameter(torch.randn(heads, 2 * farthest + 1)), farthest
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return scaled_dot(query, key)
+
+    def bias(self, query_index: Tensor, key_index: Tensor) -> Tensor:
+        apart = (key_index - query_index).clamp(-self.farthest, self.farthest) + self.farthest
+        return self.table[:, apart.flatten(0, -3)[0] if apart.ndim > 2 else apart]  # [heads, q, k]
+
+
+def attend_biased(inputs: Inputs) -> Tensor:
+    assert isinstance(inputs.score, Distances)
+    return regard.attend(inputs.query, inputs.key, inputs.value, mask=inputs.score.bias)
+
+
+def sdpa_biased(inputs: Inputs) -> Tensor:
+    assert isinstance(inputs.score, Distances)
+    index = torch.arange(inputs.query.shape[-2])
+    bias = inputs.score.bias(index[:, None], index)
+    return functional.scaled_dot_product_attention(inputs.query, inputs.key, inputs.value, attn_mask=bias)
+
+
+def often(operation: Operation, calls: int = 1000) -> Operation:
+    """The same operation many times: the time of one call in µs is that of the case in ms."""
+
+    def run(inputs: Inputs) -> Tensor:
+        for _ in range(calls - 1):
+            operation(inputs)
+        return operation(inputs)
+
+    return run
 
 
 def additive(inputs: Inputs) -> Tensor:
@@ -186,6 +268,27 @@ def gaussian_case(bandwidth: float, mode: str, squares: Callable[[Tensor, Tensor
     )
 
 
+def masked_case(
+    name: str, mode: str, mask: Callable[[int], masks.Mask], peer: Operation, target: float, memory: float | None
+) -> Case[Inputs]:
+    """A mask over 16,384 tokens. The peer may see more than it allows: numbers are compared with those of the mask."""
+    run, ours = MODES[mode], partial(attend_masked, mask=mask)
+    return Case(
+        f"{name}, {mode}",
+        LONG,
+        run(ours),
+        run(peer),
+        target,
+        memory,
+        warm_up=LONG.small(),
+        checked=(run(ours), run(partial(sdpa_masked, mask=mask))),
+    )
+
+
+LONG = Vectors((1, 8, 16_384, 64), warm_up=2048)
+WINDOWS, DOCUMENTS = (lambda length: masks.window(WINDOW)), (lambda length: masks.documents(ids(length)))
+CAUSAL, GROUPED = Vectors((1, 8, 8192, 64)), Vectors((1, 32, 2048, 64), kv_heads=4)
+BIASED, SHORT = Vectors((1, 8, 2048, 64), score=Distances), Vectors((8, 8, 16, 32), value_size=32, warm_up=16)
 VECTORS = {"1×8×4096×64": Vectors((1, 8, 4096, 64)), "4×8×512×64": Vectors((4, 8, 512, 64))}
 NARROW_VALUES = Vectors((1, 8, 2048, 64), value_size=16)
 ADDITIVE = Vectors((4, 1024, 64), score=partial(Additive, 64, 64, hidden=128))
@@ -229,6 +332,65 @@ CASES: list[Case[Any]] = [
         for bandwidth in (1.0, 0.25)
         for mode in MODES
         for squares in (DENSE[mode], cdist)
+    ),
+    *(
+        masked_case(f"window 128, 16,384 tokens / {name}", mode, WINDOWS, peer, target, memory)
+        for mode in MODES
+        for name, peer, target, memory in (
+            ("SDPA with the mask", partial(sdpa_masked, mask=WINDOWS), 1 / 20, 1 / 20),
+            ("SDPA without a window", sdpa, 1 / 15, None),
+        )
+    ),
+    masked_case(
+        "32 documents, 16,384 tokens / SDPA with the mask",
+        "forward + backward",
+        DOCUMENTS,
+        partial(sdpa_masked, mask=DOCUMENTS),
+        1 / 8,
+        None,
+    ),
+    Case(
+        "causal 1×8×8192×64, forward + backward / SDPA is_causal",
+        CAUSAL,
+        forward_backward(attend_causal),
+        forward_backward(sdpa_causal),
+        1.0,
+        warm_up=CAUSAL.small(),
+    ),
+    Case(
+        "causal with dropout 1×8×8192×64, forward + backward / SDPA",
+        CAUSAL,
+        forward_backward(partial(attend_causal, dropout=0.1)),
+        forward_backward(partial(sdpa_causal, dropout=0.1)),
+        1 / 4,
+        warm_up=CAUSAL.small(),
+        checked=(forward_backward(partial(attend_causal, engine="stream")), forward_backward(sdpa_causal)),
+    ),
+    Case(
+        "grouped queries, 32 heads over 4, 2,048 tokens, forward + backward / SDPA enable_gqa",
+        GROUPED,
+        forward_backward(attend),
+        forward_backward(sdpa_grouped),
+        1.0,
+        1.0,
+        warm_up=GROUPED.small(),
+    ),
+    Case(
+        "a bias that learns, 8 heads, 2,048 tokens, forward + backward / SDPA with a bias tensor",
+        BIASED,
+        forward_backward(attend_biased),
+        forward_backward(sdpa_biased),
+        1.0,
+        1 / 10,
+        warm_up=BIASED.small(),
+    ),
+    Case(
+        "a thousand calls, 8×8×16×32, forward / SDPA",
+        SHORT,
+        forward(often(attend)),
+        forward(often(sdpa)),
+        1.3,
+        warm_up=SHORT,
     ),
     Case(
         "additive 4×1024×1024, hidden 128, forward + backward / dense",
