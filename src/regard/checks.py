@@ -1,7 +1,7 @@
 """Checks that settings, tensors and layers share: one rule and one error message for each."""
 
 import operator
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from numbers import Real
 from typing import SupportsIndex, cast
@@ -76,3 +76,19 @@ def is_plain_linear(layer: nn.Module) -> bool:
     """Whether a layer is torch's own `nn.Linear` without hooks, so that its weights may be used without calling it."""
     # An adapter in its place, a parametrized weight or a hook takes effect only if the layer is called.
     return type(layer) is nn.Linear and not any(hooks_of([layer])) and "forward" not in vars(layer)
+
+
+_TORCH_KEYWORDS = {
+    "attn_mask": "mask=…, in which True means that a query may attend, the opposite of nn.MultiheadAttention's",
+    "key_padding_mask": "mask=regard.masks.padding(lengths), or mask=~key_padding_mask[:, None, None, :]",
+    "is_causal": "mask=regard.masks.causal",
+    "need_weights": "the method look, which returns the weights",
+    "average_attn_weights": "the method look, and the mean of its weights over the heads",
+}
+
+
+def refuse_keywords(layer: nn.Module, unknown: Mapping[str, object]) -> None:
+    """Raise TypeError for arguments that a layer does not have; for those of torch's layer, say what to use instead."""
+    for name in unknown:
+        hint = f": use {_TORCH_KEYWORDS[name]}" if name in _TORCH_KEYWORDS else ""
+        raise TypeError(f"{type(layer).__name__} has no argument {name!r}{hint}")

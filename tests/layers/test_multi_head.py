@@ -19,6 +19,7 @@ from regard.layers import (
     LearnedPositions,
     MultiHeadAttention,
     Rotary,
+    SelfAttention,
 )
 
 BATCH, QUERIES, KEYS, SIZE, HEADS, KEY_SIZE, VALUE_SIZE = 2, 5, 7, 12, 3, 11, 13
@@ -390,3 +391,48 @@ def test_heads_are_switched_off_in_a_decoder_with_a_cache_too():
         steps = [decoder(x[:, t : t + 1], cache=cache) for t in range(1, 7)]
     assert_close(torch.cat(steps, dim=1), whole[:, 1:])
     assert not torch.allclose(before, whole)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **where: MultiHeadAttention(12, Heads(3, norm=nn.RMSNorm), **where),
+        lambda **where: MultiHeadAttention(12, 3, key_size=12, value_size=7, bias=False, **where),
+        lambda **where: Attention(12, **where),
+        lambda **where: SelfAttention(12, **where),
+        lambda **where: FeedForward(12, **where),
+        lambda **where: LearnedPositions(5, 12, **where),
+    ],
+)
+def test_weights_have_the_device_and_dtype_of_the_arguments(make):
+    layer = make(dtype=torch.float64)
+    assert {weight.dtype for weight in layer.parameters()} == {torch.float64}
+    assert {weight.dtype for weight in make().parameters()} == {torch.float32}
+    if not isinstance(layer, LearnedPositions):  # nn.init.normal_ on "meta" would load torch's compiler, for seconds
+        assert {weight.device.type for weight in make(device="meta").parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("attn_mask", "use mask=…, in which True means that a query may attend, the opposite of nn.Multi"),
+        ("key_padding_mask", r"use mask=regard.masks.padding\(lengths\), or mask=~key_padding_mask"),
+        ("is_causal", "use mask=regard.masks.causal$"),
+        ("need_weights", "use the method look, which returns the weights$"),
+        ("average_attn_weights", "use the method look, and the mean"),
+    ],
+)
+def test_arguments_of_torchs_layer_raise_with_a_hint(word, hint):
+    x = torch.randn(2, 5, 12)
+    for layer, inputs in ((MultiHeadAttention(12, 3), [x]), (Attention(12), [x, x]), (SelfAttention(12), [x])):
+        with pytest.raises(TypeError, match=rf"^{type(layer).__name__} has no argument '{word}': {hint}"):
+            layer(*inputs, **{word: None})
+        with pytest.raises(TypeError, match=r"has no argument 'masks'$"):
+            layer(*inputs, masks=None)
+
+
+def test_the_hint_for_key_padding_is_right():
+    theirs, x = nn.MultiheadAttention(12, 3, batch_first=True).double(), rand(2, 5, 12)
+    hidden = torch.tensor([[False, False, True, False, True], [True, False, False, False, False]])
+    ours = MultiHeadAttention.from_torch(theirs)
+    assert_close(ours(x, mask=~hidden[:, None, None, :]), theirs(x, x, x, key_padding_mask=hidden)[0])

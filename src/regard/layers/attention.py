@@ -9,11 +9,13 @@ score may be any of `regard.scores`, or a callable `(query, key) -> [..., q, k]`
 receives the final queries, keys and values: after projections, positions and the cache.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from regard.attend import Look, attend, look
-from regard.checks import check_rows, fraction, positive
+from regard.checks import check_rows, fraction, positive, refuse_keywords
 from regard.masks import Mask
 from regard.scores import Score, scaled_dot
 
@@ -77,7 +79,7 @@ class Attention(nn.Module):
     (torch.Size([2, 3, 8]), torch.Size([2, 3, 7]), torch.Size([2, 3, 2]))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # device and dtype as in torch's layers
         self,
         size: int,
         key_size: int | None = None,
@@ -87,18 +89,22 @@ class Attention(nn.Module):
         score: Score = scaled_dot,
         dropout: float = 0.0,
         bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.size = size = positive("size", size)
         self.key_size = positive("key_size", size if key_size is None else key_size)
         head_size = positive("head_size", size if head_size is None else head_size)
         value_size = positive("value_size", size if value_size is None else value_size)
-        self.query = nn.Linear(self.size, head_size, bias=bias)
-        self.key = nn.Linear(self.key_size, head_size, bias=bias)
-        self.value = nn.Linear(self.key_size, value_size, bias=bias)
+        linear = partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        self.query = linear(self.size, head_size)
+        self.key = linear(self.key_size, head_size)
+        self.value = linear(self.key_size, value_size)
         self.attend = Attend(score, dropout)
 
-    def forward(self, x: Tensor, source: Tensor, *, mask: Mask | None = None) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor, *, mask: Mask | None = None, **unknown: object) -> Tensor:
+        refuse_keywords(self, unknown)
         query, key = self._project(x, source)
         return self.attend(query, key, self.value(source), mask)  # type: ignore[no-any-return]
 
@@ -136,16 +142,19 @@ class SelfAttention(nn.Module):
         score: Score = scaled_dot,
         dropout: float = 0.0,
         bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.size = size = positive("size", size)
         head_size = positive("head_size", size if head_size is None else head_size)
         value_size = positive("value_size", size if value_size is None else value_size)
         self.sizes = [head_size, head_size, value_size]
-        self.projection = nn.Linear(size, sum(self.sizes), bias=bias)
+        self.projection = nn.Linear(size, sum(self.sizes), bias=bias, device=device, dtype=dtype)
         self.attend = Attend(score, dropout)
 
-    def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Mask | None = None, **unknown: object) -> Tensor:
+        refuse_keywords(self, unknown)
         return self.attend(*self._project(x), mask)  # type: ignore[no-any-return]
 
     def look(self, x: Tensor, *, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:

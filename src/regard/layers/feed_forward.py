@@ -7,7 +7,9 @@ An activation is a callable: torch's `functional.relu`, `functional.gelu`, one o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,16 +66,24 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self, size: int, hidden: int | None = None, *, activation: Activation = functional.gelu, bias: bool = True
+        self,
+        size: int,
+        hidden: int | None = None,
+        *,
+        activation: Activation = functional.gelu,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if not callable(activation):
             raise TypeError(f"activation must be callable, such as torch.relu, got {activation!r}")
         self.size = size = positive("size", size)
         hidden = 4 * size if hidden is None else positive("hidden", hidden)
-        self.input = nn.Linear(size, hidden * getattr(activation, "parts", 1), bias=bias)
+        linear = partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        self.input = linear(size, hidden * getattr(activation, "parts", 1))
         self.activation = activation
-        self.output = nn.Linear(hidden, size, bias=bias)
+        self.output = linear(hidden, size)
 
     def forward(self, x: Tensor) -> Tensor:
         check_rows("x", x, self.size)

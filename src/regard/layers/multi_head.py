@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attend import Look
-from regard.checks import check_rows, is_plain_linear, positive
+from regard.checks import check_rows, is_plain_linear, positive, refuse_keywords
 from regard.layers.attention import Attend
 from regard.layers.cache import KeyValues
 from regard.layers.positions import Positions
@@ -84,7 +84,7 @@ class MultiHeadAttention(nn.Module):
     (torch.Size([2, 7, 32]), torch.Size([2, 4, 7, 3]))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # device and dtype as in torch's layers
         self,
         size: int,
         heads: int | Heads,
@@ -95,6 +95,8 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,
         positions: Positions | None = None,
         score: Score = scaled_dot,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.size = size = positive("size", size)
@@ -109,16 +111,17 @@ class MultiHeadAttention(nn.Module):
         query, key = self.heads * self.head_size, self.kv_heads * self.head_size
         self.projection_sizes = [query, key, key]  # rows of the packed matrix
         self.packed = self.key_size == self.value_size == size
+        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
         if self.packed:
-            self.input = nn.Linear(size, query + 2 * key, bias=bias)
+            self.input = linear(size, query + 2 * key)
         else:
-            self.query = nn.Linear(size, query, bias=bias)
-            self.key = nn.Linear(self.key_size, key, bias=bias)
-            self.value = nn.Linear(self.value_size, key, bias=bias)
-        self.query_norm = None if heads.norm is None else heads.norm(self.head_size)
-        self.key_norm = None if heads.norm is None else heads.norm(self.head_size)
+            self.query, self.key = linear(size, query), linear(self.key_size, key)
+            self.value = linear(self.value_size, key)
+        self.query_norm, self.key_norm = (
+            None if heads.norm is None else heads.norm(self.head_size).to(device=device, dtype=dtype) for _ in range(2)
+        )
         self.attend = Attend(score, dropout, self.heads // self.kv_heads)
-        self.output = nn.Linear(query, size, bias=bias)
+        self.output = linear(query, size)
 
     def forward(
         self,
@@ -128,12 +131,14 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | None = None,
         cache: KeyValues | None = None,
+        **unknown: object,
     ) -> Tensor:
         """Attention of x to itself, or to `source` (and to `values`, if keys and values come from different rows).
 
         With a cache, self-attention also attends to what the same cache got before, and the positions of x follow
         those: masks count from the first cached position. Cross-attention projects its source once.
         """
+        refuse_keywords(self, unknown)
         mean: Tensor = self.attend(*self._project(x, source, values, mask, cache))  # [batch, heads, q, d]
         return self.output(mean.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # [batch, q, heads · d]
 

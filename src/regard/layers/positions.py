@@ -89,11 +89,19 @@ class LearnedPositions(nn.Module):
     torch.Size([2, 5, 4])
     """
 
-    def __init__(self, max_length: int, size: int, *, unused: int = 0) -> None:
+    def __init__(
+        self,
+        max_length: int,
+        size: int,
+        *,
+        unused: int = 0,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.max_length = max_length = positive("max_length", max_length)
         self.size, self.unused = positive("size", size), unused
-        self.weight = nn.Parameter(torch.empty(unused + max_length, self.size))
+        self.weight = nn.Parameter(torch.empty(unused + max_length, self.size, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor, start: int | Tensor = 0) -> Tensor:
