@@ -11,6 +11,7 @@ All rules that choose an engine are here: `choose` for `attend`, a line in `atte
 sums of kernel regression (`kernel_means`, `kernel_moments`) that the estimators for tables use.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, overload
 
 import torch
@@ -96,6 +97,8 @@ _SPARSE_FROM, _SPARSE_FRACTION = 2**20, 0.4
 """Number of pairs from which, and fraction of them in the reach of the mask up to which, the others are left out."""
 _LOOK_LIMIT = 2 * 2**30
 """Largest matrix, in bytes, that `look` builds."""
+listeners: list[Callable[[Tensor, Tensor, Score, Mask | None, Weighing], None]] = []
+"""Called by `attend` with query, key, score, mask and weighing: how `regard.watch` hears it."""
 
 
 def attend(  # noqa: PLR0913  # the one operation: each argument is a part of its definition
@@ -129,6 +132,9 @@ def attend(  # noqa: PLR0913  # the one operation: each argument is a part of it
     torch.Size([2, 8, 5, 4])
     """
     score = with_scale(score, scale)
+    if listeners:
+        for listener in tuple(listeners):
+            listener(query, key, score, mask, weigh)
     usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
     if usual and (mask is None or mask is causal):
         assert isinstance(score, Dot)

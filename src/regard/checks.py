@@ -4,8 +4,10 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from numbers import Real
-from typing import SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules import module
 
@@ -92,3 +94,21 @@ def refuse_keywords(layer: nn.Module, unknown: Mapping[str, object]) -> None:
     for name in unknown:
         hint = f": use {_TORCH_KEYWORDS[name]}" if name in _TORCH_KEYWORDS else ""
         raise TypeError(f"{type(layer).__name__} has no argument {name!r}{hint}")
+
+
+def as_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """An array as uint8 pixels; raises if its shape, type or range is not that of an image."""
+    has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    has_type = array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating)
+    if has_shape and has_type and array.size:
+        if array.dtype == np.uint8:
+            return np.ascontiguousarray(array)
+        if array.min() >= 0 and array.max() <= 1:
+            return np.rint(array * 255.0).astype(np.uint8)
+    bounds = ""
+    if array.size and np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array):
+        bounds = f", from {array.min():g} to {array.max():g}"
+    raise ValueError(
+        "an image must be [height, width, 3] or [height, width], uint8 or floats from 0 to 1,"
+        f" got {array.dtype} of shape {list(array.shape)}{bounds}"
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from regard.data.images import as_uint8
+from regard.checks import as_uint8
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

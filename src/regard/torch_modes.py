@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx
+from torch.overrides import TorchFunctionMode
+
+_overrides: Any = torch.overrides  # its functions for modes have no types
 
 
 class Context(FunctionCtx):
@@ -68,3 +71,32 @@ def small_steps() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(flushes)
+
+
+@contextmanager
+def active(mode: TorchFunctionMode) -> Iterator[None]:
+    """The mode hears the functions of torch. Unlike `with mode`, it may end before modes that were entered later."""
+    _replace_modes([*_overrides._get_current_function_mode_stack(), mode])
+    try:
+        yield
+    finally:
+        _replace_modes([other for other in _overrides._get_current_function_mode_stack() if other is not mode])
+
+
+@contextmanager
+def paused(kind: type[TorchFunctionMode]) -> Iterator[None]:
+    """No mode of this kind is active: layers of torch run otherwise while there is one."""
+    modes = _overrides._get_current_function_mode_stack()
+    _replace_modes([mode for mode in modes if not isinstance(mode, kind)])
+    try:
+        yield
+    finally:
+        _replace_modes(modes)
+
+
+def _replace_modes(modes: list[TorchFunctionMode]) -> None:
+    """Make these the active modes, the last one innermost."""
+    for _ in _overrides._get_current_function_mode_stack():
+        _overrides._pop_mode()
+    for mode in modes:
+        _overrides._push_mode(mode)

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.checks import optional_import, quote_names
+from regard.checks import as_uint8, optional_import, quote_names
 from regard.data.columns import is_missing
 from regard.data.text import Batches, pad_rows, read_text, shuffled_groups
 from regard.data.tokenizers import END, START
@@ -126,24 +126,6 @@ def _to_eight_bits(image: "Image.Image", name: str) -> _Pixels:
             f"{name} must have values from 0 to {maximum:g}, got {low:g} to {high:g}: save it with 8 bits"
         )
     return np.rint(values * (255.0 / maximum)).astype(np.uint8)
-
-
-def as_uint8(array: NDArray[Any]) -> _Pixels:
-    """An array as uint8 pixels; raises if its shape, type or range is not that of an image."""
-    has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
-    has_type = array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating)
-    if has_shape and has_type and array.size:
-        if array.dtype == np.uint8:
-            return np.ascontiguousarray(array)
-        if array.min() >= 0 and array.max() <= 1:
-            return np.rint(array * 255.0).astype(np.uint8)
-    bounds = ""
-    if array.size and np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array):
-        bounds = f", from {array.min():g} to {array.max():g}"
-    raise ValueError(
-        "an image must be [height, width, 3] or [height, width], uint8 or floats from 0 to 1,"
-        f" got {array.dtype} of shape {list(array.shape)}{bounds}"
-    )
 
 
 class _CaptionTable(NamedTuple):

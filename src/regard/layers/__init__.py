@@ -9,12 +9,13 @@
     FeedForward                              with gelu_tanh, swiglu and other GatedActivations
     Block, Encoder, Decoder                  the parts of a Transformer; pre_norm, post_norm
     Cache, KeyValues                         cached keys and values for decoding
-    watch                                    the attention weights of any model while it runs
+    watch, AttentionRecord                   the attention weights of any model while it runs
 
 Every attention layer has `look`, which returns its weights. No layer stores anything between calls.
 """
 
 from regard.layers.attention import Attend, Attention, ConvSelfAttention, SelfAttention
+from regard.layers.attention_record import AttentionRecord
 from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
 from regard.layers.feed_forward import FeedForward, GatedActivation, gelu_tanh, swiglu
@@ -36,6 +37,7 @@ __all__ = [
     "Alibi",
     "Attend",
     "Attention",
+    "AttentionRecord",
     "Block",
     "BlockCache",
     "Cache",

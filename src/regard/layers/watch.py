@@ -1,265 +1,323 @@
-"""`watch`: record the attention weights of a model while it runs unchanged.
+"""`watch`: record the attention weights of any model while it runs unchanged.
 
-Our layers attend in one place, `Attend`: a hook there gets the exact queries and keys. torch's `nn.MultiheadAttention`
-is recorded at its `forward`. So is `nn.TransformerEncoderLayer`, because in evaluation torch computes the whole layer
-by one fused call that does not use its attention module. Hooks would disable that call, and change the last digits of
-the outputs; so `forward` itself is wrapped while the model is watched. If a subclass overrides `forward`, with any
-arguments, torch's own `forward` is recorded whenever the subclass calls it.
+A model attends in one of three ways, and each is heard where it happens:
+
+* `torch.nn.functional.scaled_dot_product_attention`, as the models of Hugging Face and timm do and most people's own: a
+  `TorchFunctionMode` hears each call with its queries, keys and mask, and lets it run.
+* `regard.attend`, which tells its listeners. Our layers call it in one place, `Attend`, where a hook records them.
+* torch's own layers, at their `forward`: see `torch_layers.py`.
+
+A call belongs to the innermost module of the model whose method is running, which the call stack shows: the model needs
+no hooks, so that it takes the same fast paths as without `watch`. What computes softmax(QKᵀ) by hand cannot be heard.
 """
 
 import contextlib
 import functools
 import inspect
-import threading
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from regard.attend import Look, look
-from regard.checks import positive
+from regard.attend import Look, attend, listeners, look, make_job
+from regard.checks import positive, quote_names
+from regard.engines import dense
+from regard.engines.job import repeat_heads
 from regard.layers.attention import Attend
-from regard.masks import Mask, both
+from regard.layers.attention_record import AttentionRecord, Layers, matches, nearest
+from regard.layers.torch_layers import TorchRecorder, function_look, pause_in_torch_layers
+from regard.masks import Mask, causal
+from regard.scores import Score
+from regard.torch_modes import active, compiling
+from regard.weighing import Weighing, softmax
 
-Weights = dict[str, list[Tensor | Look]]
-_Forward = Callable[..., object]
-_Wrapper = Callable[..., object]  # (forward, *args, **kwargs): calls forward, and returns its result
-_ATTEND, _MULTI_HEAD, _ENCODER_LAYER = (
-    inspect.signature(kind.forward) for kind in (Attend, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+Reduce = Callable[[str, Tensor | Look], Any]
+_SDPA = (
+    torch._C._nn.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
 )
-_LOCK = threading.Lock()
+_ATTEND = inspect.signature(Attend.forward)
+_CALL = nn.Module._wrapped_call_impl.__code__
+_EAGER = (
+    'its attn_implementation, "eager", computes the weights by hand, which cannot be heard. Load the model with'
+    ' attn_implementation="sdpa", or call model.set_attn_implementation("sdpa")'
+)
+_UNHEARD = (
+    "it must run inside the `with` block, in the same thread and not compiled by torch.compile, and attend by"
+    " torch.nn.functional.scaled_dot_product_attention, regard.attend or torch's layers. A model that computes"
+    " softmax(QKᵀ) by hand cannot be heard"
+)
 
 
 @contextlib.contextmanager
-def watch(model: nn.Module, layers: Sequence[str] | None = None, top: int | None = None) -> Iterator[Weights]:
-    """Record the weights of attention layers during forward passes; the outputs do not change.
+def watch(
+    model: nn.Module, layers: Layers | None = None, top: int | None = None, *, reduce: Reduce | None = None
+) -> Iterator[AttentionRecord]:
+    """Record the weights of all attention in a model during forward passes; the outputs do not change.
 
-    model    any module that contains attention layers of ours, `nn.MultiheadAttention` or `nn.TransformerEncoderLayer`
-    layers   names as in `model.named_modules()`; default: all attention layers
+    model    any module that calls `scaled_dot_product_attention` or `regard.attend`, or has attention layers of torch's
+    layers   names as in `model.named_modules()`, or patterns such as `encoder.*`; default: all
     top      number of keys to record for each query, as a `Look`, without the matrix; default: whole matrices
+    reduce   a callable `(name, weights) -> anything`, called for each run: what it returns is recorded instead
 
-    It gives a dict: for each layer's name, a list with one entry for each time it ran, the weights `[batch, heads, q,
-    k]` or a `Look` of `[batch, heads, q, top]`. Weights are those before dropout, without gradients. Nothing stays in
-    the model afterwards.
+    It gives an `AttentionRecord`, a dict: for the name of each module that attends, a list with one entry for each time
+    it ran, the weights `[batch, heads, q, k]` or a `Look` of `[batch, heads, q, top]`. If a module attends several
+    times in one run, the second time is `name#2`, and so on. Weights are those before dropout, without gradients.
+    Nothing stays in the model afterwards.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
-    >>> with regard.watch(model, top=3) as weights:
+    >>> with regard.watch(model, top=3) as record:
     ...     _ = model(torch.randn(2, 7, 16))
-    >>> {name: records[0].weight.shape for name, records in weights.items()}
+    >>> {name: entries[0].weight.shape for name, entries in record.items()}
     {'self_attn': torch.Size([2, 4, 7, 3])}
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch needs a torch module, got {type(model).__name__}")
-    if top is not None:
-        top = positive("top", top)
-    modules = dict(model.named_modules())
-    names = [  # the attention layers: torch's, or those that hold an `Attend`
-        name
-        for name, module in modules.items()
-        if isinstance(module, nn.MultiheadAttention) or isinstance(getattr(module, "attend", None), Attend)
-    ]
-    if not names:
-        raise ValueError(f"{type(model).__name__} has no attention layer to watch")
-    if isinstance(layers, str):
-        raise TypeError(f"layers must be a list of names, got the text {layers!r}: put it in a list")
-    unknown = [name for name in layers or [] if name not in names]
-    if unknown:
-        raise ValueError(f"layers must be among {', '.join(map(repr, names))}, got {', '.join(map(repr, unknown))}")
-    weights: Weights = {name: [] for name in (names if layers is None else layers)}
+    if reduce is not None and not callable(reduce):
+        raise TypeError(f"reduce must be callable, (name, weights) -> anything, got {type(reduce).__name__}")
+    patterns = [layers] if isinstance(layers, str) else None if layers is None else list(layers)
+    watcher = _Watcher(model, patterns, None if top is None else positive("top", top), reduce)
+    watcher.check_patterns()
     with contextlib.ExitStack() as stack:
-        recorders = [_Recorder(modules[name], records, top) for name, records in weights.items()]
-        for recorder in recorders:
-            recorder.record_layer(stack)
-        for module in modules.values():
-            if isinstance(module, nn.TransformerEncoderLayer):
-                for recorder in recorders:
-                    if recorder.layer is module.self_attn:
-                        wrapper = functools.partial(recorder.call_encoder_layer, module)
-                        stack.enter_context(_wrap_torch(nn.TransformerEncoderLayer, module, wrapper))
-        yield weights
+        watcher.start(stack)
+        yield watcher.record
+        watcher.check_heard()
 
 
-class _Recorder:
-    """Records the weights of one attention layer whenever it runs."""
+class _Watcher:
+    """Records the attention of one model."""
 
-    def __init__(self, layer: nn.Module, records: list[Tensor | Look], top: int | None) -> None:
-        self.layer, self.records, self.top = layer, records, top
+    def __init__(self, model: nn.Module, patterns: list[str] | None, top: int | None, reduce: Reduce | None) -> None:
+        self.model, self.patterns, self.top, self.reduce = model, patterns, top, reduce
+        self.modules = dict(model.named_modules())
+        self.names = {id(module): name for name, module in self.modules.items()}
+        self.layers = _attention_layers(self.modules)
+        self.heard: set[str] = set()  # also of layers that were not selected
+        self.mark = f"regard.watch {id(self)}"
+        chosen = [name for pattern in patterns or ["*"] for name in self.layers if matches(name, [pattern])]
+        self.record = AttentionRecord(chosen)
 
-    def record_layer(self, stack: contextlib.ExitStack) -> None:
-        """Record all calls until the stack is closed."""
-        if isinstance(self.layer, nn.MultiheadAttention):
-            wrapper = functools.partial(self.call_torch_heads, self.layer)
-            stack.enter_context(_wrap_torch(nn.MultiheadAttention, self.layer, wrapper))
-            stack.enter_context(_wrap_forward(self.layer, self.call_and_warn))
+    def check_patterns(self) -> None:
+        """Raise if there is no attention layer, or a pattern can match none."""
+        own = [name for name, module in self.modules.items() if not _is_library(module)]  # may attend by themselves
+        possible = list(dict.fromkeys([*self.layers, *own]))
+        if not possible:
+            raise ValueError(f"{type(self.model).__name__} has no attention layer to watch")
+        for pattern in self.patterns or []:
+            if not any(matches(name, [pattern.partition("#")[0]]) for name in possible):
+                raise ValueError(
+                    "layers must be names of modules that may attend, or patterns of such names, got"
+                    f" {pattern!r}; nearest names: {nearest(pattern, possible)}"
+                )
+
+    def start(self, stack: contextlib.ExitStack) -> None:
+        """Record all runs until the stack is closed."""
+        modules = list(self.modules.values())
+        for name in self.record:
+            layer = self.layers[name]
+            if isinstance(layer, Attend):
+                self.hook(name, layer, stack)
+            else:
+                TorchRecorder(layer, functools.partial(self.keep, name), self.top).wrap(modules, stack)
+        if compiling():
             return
-        attend = self.layer.attend
-        assert isinstance(attend, Attend)
-
-        def hook(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            if called is not attend:
-                return  # a deep copy of the model, made while it is watched, has the hook too
-            given = _ATTEND.bind(attend, *args, **kwargs).arguments
-            with torch.no_grad():
-                self.records.append(attend.look(given["query"], given["key"], given.get("mask"), top=self.top))
-
-        handle = attend.register_forward_pre_hook(hook, with_kwargs=True)
-        stack.callback(handle.remove)
-
-    def call_torch_heads(
-        self, module: nn.MultiheadAttention, forward: _Forward, *args: object, **kwargs: object
-    ) -> object:
-        """Call torch's attention, and record its weights."""
-        output = forward(*args, **kwargs)
-        given = _MULTI_HEAD.bind(module, *args, **kwargs).arguments
-        masks = {name: given.get(name) for name in ("key_padding_mask", "attn_mask")}
-        self.records.append(_torch_look(module, given["query"], given["key"], **masks, top=self.top))
-        return output
-
-    def call_encoder_layer(
-        self, module: nn.TransformerEncoderLayer, forward: _Forward, *args: object, **kwargs: object
-    ) -> object:
-        """Call torch's encoder layer, and record the weights of its attention if that was not called itself."""
-        before = len(self.records)
-        output = forward(*args, **kwargs)
-        if len(self.records) > before:
-            return output
-        given = _ENCODER_LAYER.bind(module, *args, **kwargs).arguments
-        x, padding, mask = given["src"], given.get("src_key_padding_mask"), given.get("src_mask")
-        with torch.no_grad():
-            if x.is_nested:
-                lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
-                x = x.to_padded_tensor(0.0)
-                padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)  # [batch, length]
-            x = module.norm1(x) if module.norm_first else x
-            weight = _torch_look(module.self_attn, x, x, key_padding_mask=padding, attn_mask=mask, top=self.top)
-        self.records.append(weight)
-        return output
-
-    def call_and_warn(self, forward: _Forward, *args: object, **kwargs: object) -> object:
-        """Call a layer of torch, and warn if that recorded nothing."""
-        before = len(self.records)
-        output = forward(*args, **kwargs)
-        if len(self.records) == before:
+        listeners.append(self.hear_attend)
+        stack.callback(listeners.remove, self.hear_attend)
+        if any(map(_is_compiled, modules)):
             warnings.warn(
-                f"{type(self.layer).__name__} overrides forward without calling nn.MultiheadAttention's: its weights"
-                " are not recorded",
-                stacklevel=2,
+                "the model was compiled by torch.compile: it runs uncompiled while it is watched, and its outputs may"
+                " differ in the last digits",
+                stacklevel=4,
             )
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        pause_in_torch_layers(_Listener, modules, stack)
+        stack.enter_context(active(_Listener(self)))
+
+    def keep(self, name: str, weights: Tensor | Look) -> None:
+        """Record what a layer gave, or what `reduce` makes of it."""
+        self.heard.add(name)
+        self.record.add(name, weights if self.reduce is None else self.reduce(name, weights))
+
+    def hook(self, name: str, layer: Attend, stack: contextlib.ExitStack) -> None:
+        """Record a layer of ours until the stack is closed."""
+
+        def hear(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if called is not layer:
+                return  # a deep copy of the model, made while it is watched, has the hook too
+            given = _ATTEND.bind(layer, *args, **kwargs).arguments
+            with torch.no_grad():
+                self.keep(name, layer.look(given["query"], given["key"], given.get("mask"), top=self.top))
+
+        stack.callback(layer.register_forward_pre_hook(hear, with_kwargs=True).remove)
+
+    def hear_attend(self, query: Tensor, key: Tensor, score: Score, mask: Mask | None, weigh: Weighing) -> None:
+        """Record a call of `regard.attend`, unless it is that of a layer of ours."""
+        # The frame of `attend`'s caller.
+        self.hear(sys._getframe(2), lambda: _attend_weights(query, key, score, mask, weigh, self.top))
+
+    def hear(self, frame: FrameType, weights: Callable[[], Tensor | Look]) -> None:
+        """Record a call that was made in a frame, if that belongs to the model and the layer is selected."""
+        name = self.name_call(frame)
+        if name is None:
+            return
+        self.heard.add(name)
+        if not matches(name, self.patterns):
+            return
+        try:
+            with torch.no_grad():
+                found = weights()
+        except ValueError as error:
+            error.add_note(f"(regard.watch, in the module {name!r})")
+            raise
+        self.keep(name, found)
+
+    def name_call(self, frame: FrameType | None) -> str | None:
+        """The name of the innermost module of the model whose method is running, with a number after its first call."""
+        module, entered = None, None
+        while frame is not None:
+            if module is None and frame.f_code is attend.__code__:
+                return None  # what `attend` runs: it was recorded already
+            first = _first_argument(frame)
+            if isinstance(first, nn.Module) and id(first) in self.names:
+                if module is not None and first is not module:
+                    break
+                module, entered = first, frame
+                if frame.f_code is _CALL:
+                    break
+            frame = frame.f_back
+        if module is None or entered is None or _is_ours(module):
+            return None  # not of this model, or of a layer of ours, which is recorded in `Attend`
+        # The frame of this run of the module carries the number of its calls: no reference to it may be kept, because
+        # that would keep its tensors.
+        calls = entered.f_locals.get(self.mark, 0) + 1
+        entered.f_locals[self.mark] = calls
+        name = self.names[id(module)]
+        return name if calls == 1 else f"{name}#{calls}"
+
+    def check_heard(self) -> None:
+        """Raise if nothing was heard; warn of parts of a Hugging Face model that cannot be heard."""
+        silent = _silent_models(self.modules, self.heard)
+        if not self.heard and not self.layers:
+            raise ValueError(
+                f"watch heard no attention in {type(self.model).__name__}: {_EAGER if silent else _UNHEARD}"
+            )
+        if silent:
+            warnings.warn(f"watch heard no attention in {quote_names(silent)}: {_EAGER}", stacklevel=4)
+        for pattern in self.patterns or []:
+            if not any(matches(name, [pattern]) for name in (*self.heard, *self.layers)):
+                raise ValueError(
+                    f"no attention ran in a module that matches {pattern!r}; it ran in {nearest(pattern, self.heard)}"
+                )
+
+
+class _Listener(TorchFunctionMode):
+    """Lets all functions of torch run as they are, and tells a watcher of those that attend."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = function(*args, **kwargs)
+        if any(function is one for one in _SDPA):
+            self.watcher.hear(sys._getframe(1), lambda: _sdpa_weights(*args, **kwargs, top=self.watcher.top))
+        elif function is functional.multi_head_attention_forward:
+            self.watcher.hear(sys._getframe(1), lambda: function_look(args, kwargs, self.watcher.top))
         return output
 
 
-class _WrappedForward:
-    """The `forward` of a module or a class with wrappers around it, the last one outermost."""
-
-    def __init__(self, forward: _Forward, own: _Forward | None) -> None:
-        self.forward, self.own = forward, own  # own: what the module or class itself has as `forward`
-        self.wrappers: list[_Wrapper] = []
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        forward = self.forward
-        for wrapper in self.wrappers:
-            forward = functools.partial(wrapper, forward)
-        return forward(*args, **kwargs)
-
-    def __get__(self, module: nn.Module | None, kind: type[nn.Module]) -> _Forward:
-        return self if module is None else functools.partial(self, module)  # a method, if it is a class's
-
-
-@contextlib.contextmanager
-def _wrap_forward(target: nn.Module | type[nn.Module], wrapper: _Wrapper) -> Iterator[None]:
-    """Call `wrapper(forward, *args, **kwargs)` instead of a module's or class's `forward`; may end in any order."""
-    entry = functools.partial(wrapper)  # the same wrapper may be entered several times
-    with _LOCK:
-        own = vars(target).get("forward")
-        wrapped = own if isinstance(own, _WrappedForward) else _WrappedForward(target.forward, own)
-        wrapped.wrappers = [*wrapped.wrappers, entry]
-        target.forward = wrapped
-    try:
-        yield
-    finally:
-        with _LOCK:
-            wrapped.wrappers = [other for other in wrapped.wrappers if other is not entry]
-            if not wrapped.wrappers and vars(target).get("forward") is wrapped:
-                if wrapped.own is None:
-                    del target.forward
-                else:
-                    target.forward = wrapped.own
-
-
-def _wrap_torch(kind: type[nn.Module], module: nn.Module, wrapper: _Wrapper) -> contextlib.AbstractContextManager[None]:
-    """Wrap the `forward` of a class of torch for one module, also below a subclass that overrides it."""
-    if type(module).forward is kind.forward:
-        return _wrap_forward(module, wrapper)
-
-    def for_module(forward: _Forward, called: nn.Module, *args: object, **kwargs: object) -> object:
-        bound = functools.partial(forward, called)
-        return wrapper(bound, *args, **kwargs) if called is module else bound(*args, **kwargs)
-
-    def outer(forward: _Forward, *args: object, **kwargs: object) -> object:
-        with _wrap_forward(kind, for_module):
-            return forward(*args, **kwargs)
-
-    return _wrap_forward(module, outer)
-
-
-@torch.no_grad()
-def _torch_look(
-    module: nn.MultiheadAttention,
+def _sdpa_weights(  # noqa: PLR0913  # torch's signature
     query: Tensor,
     key: Tensor,
-    *,
-    key_padding_mask: Tensor | None = None,
+    value: Tensor,
     attn_mask: Tensor | None = None,
-    top: int | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    top: int | None,
 ) -> Tensor | Look:
-    """The weights of torch's layer for the arguments of its `forward`: `[batch, heads, q, k]`, or the top ones.
-
-    Without a batch, `[heads, q, k]`. Keys that the layer adds itself (`bias_k`, `add_zero_attn`) come last.
-    """
-    batched = query.ndim == 3
-    if not batched:
-        query, key = query.unsqueeze(0), key.unsqueeze(0)
-    elif not module.batch_first:
-        query, key = query.transpose(0, 1), key.transpose(0, 1)  # [batch, length, size]
-    query, key, added = _project_heads(module, query, key)
-    mask: Mask | None = None
-    if attn_mask is not None:
-        shape = len(query), module.num_heads, *attn_mask.shape[-2:]
-        table = attn_mask.view(shape) if attn_mask.ndim == 3 else attn_mask  # [batch, heads, q, k] or [q, k]
-        mask = _as_our_mask(table, added, query.dtype)
-    if key_padding_mask is not None:
-        table = key_padding_mask if batched else key_padding_mask.unsqueeze(0)
-        padding = _as_our_mask(table[:, None, None], added, query.dtype)  # [batch, 1, 1, k]
-        mask = padding if mask is None else both(mask, padding)
-    weights = look(query, key, mask=mask, top=top)
-    if batched:
-        return weights
-    return Look(*(x[0] for x in weights)) if isinstance(weights, Look) else weights[0]
+    """The weights of a call of torch's `scaled_dot_product_attention`, before dropout."""
+    if enable_gqa and query.ndim == 3:  # [heads, q, d] and [heads / groups, k, d]
+        key = repeat_heads(key, query.shape[0] // key.shape[0])
+    mask = causal if is_causal else attn_mask
+    device = query.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return look(query, key, mask=mask, scale=scale, top=top)
+    query, key = (x.to(torch.get_autocast_dtype(device)) for x in (query, key))  # as torch runs this function
+    with torch.autocast(device, enabled=False):
+        return look(query, key, mask=mask, scale=scale, top=top)
 
 
-def _project_heads(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Queries and keys of torch's layer, `[batch, heads, length, d]`, and the number of keys that it adds itself."""
-    if module.in_proj_weight is not None:
-        query_weight, key_weight, _ = module.in_proj_weight.chunk(3)
-    else:
-        query_weight, key_weight = module.q_proj_weight, module.k_proj_weight
-    query_bias, key_bias, _ = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    query, key = functional.linear(query, query_weight, query_bias), functional.linear(key, key_weight, key_bias)
-    added = []
-    if module.bias_k is not None:
-        added.append(module.bias_k.expand(len(key), 1, -1))
-    if module.add_zero_attn:
-        added.append(key.new_zeros(len(key), 1, key.shape[-1]))
-    key = torch.cat([key, *added], dim=1)
-    query, key = (x.reshape(*x.shape[:2], module.num_heads, module.head_dim).transpose(1, 2) for x in (query, key))
-    return query, key, len(added)
+def _attend_weights(
+    query: Tensor, key: Tensor, score: Score, mask: Mask | None, weigh: Weighing, top: int | None
+) -> Tensor | Look:
+    """The weights of a call of `regard.attend`, before dropout."""
+    if weigh is softmax:
+        return look(query, key, score=score, mask=mask, top=top)
+    matrix = dense.weights(make_job(query, key, key, score, mask, weigh, 0.0))
+    if top is None:
+        return matrix
+    weight, index = matrix.topk(min(top, matrix.shape[-1]), dim=-1)
+    return Look(index, weight)
 
 
-def _as_our_mask(table: Tensor, added: int, dtype: torch.dtype) -> Tensor:
-    """torch's boolean mask (True = may not attend) inverted, or its bias as it is; the added keys are visible."""
-    if table.dtype == torch.bool:
-        return functional.pad(~table, (0, added), value=True)
-    return functional.pad(table.to(dtype), (0, added))
+def _attention_layers(modules: dict[str, nn.Module]) -> dict[str, Attend | nn.MultiheadAttention]:
+    """torch's attention layers, and ours by the `Attend` that they hold."""
+    layers: dict[str, Attend | nn.MultiheadAttention] = {}
+    for name, module in modules.items():
+        held = getattr(module, "attend", None)
+        if isinstance(module, nn.MultiheadAttention):
+            layers[name] = module
+        elif isinstance(held, Attend):
+            layers[name] = held
+        elif isinstance(module, Attend) and not any(module is layer for layer in layers.values()):
+            layers[name] = module
+    return layers
+
+
+def _first_argument(frame: FrameType) -> object:
+    """The first argument of the function that runs in a frame: in a method, the object itself."""
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+
+
+def _is_library(module: nn.Module) -> bool:
+    """Whether a module is torch's or a layer of ours, which attend only in attention layers."""
+    return type(module).__module__.startswith("torch.nn.") or _is_ours(module)
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether a module is a layer of ours."""
+    return isinstance(module, Attend) or type(module).__module__.startswith("regard.layers.")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was called on a module."""
+    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+
+
+def _silent_models(modules: dict[str, nn.Module], heard: set[str]) -> list[str]:
+    """Hugging Face models among the modules that compute their attention by hand, by name; only the outermost."""
+    silent: list[str] = []
+    for name, module in modules.items():
+        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if implementation != "eager" or not hasattr(module, "set_attn_implementation"):
+            continue
+        attends = any("Attention" in type(part).__name__ for part in module.modules())
+        parts = ("" if not name else f"{name}.",)
+        if attends and not any(one.startswith(parts) for one in heard) and not any(map(name.startswith, silent)):
+            silent.append(name)
+    return silent
