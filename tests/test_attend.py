@@ -252,6 +252,27 @@ def test_the_short_way_of_the_usual_case_is_the_definition(queries, keys, score,
     assert_close(gradients([found], [query, key, value]), gradients([expected], [query, key, value]))
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 1, 7), (1, 6, 5, 7), (2, 6, 5, 7)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float64])
+def test_the_short_way_with_a_mask_and_groups_is_the_long_way(shape, kind):
+    query, key, value = (rand(2, heads, n, 8, seed=n) for heads, n in ((6, 5), (3, 7), (3, 7)))
+    mask = rand(*shape, seed=4)
+    mask = mask > -0.5 if kind == torch.bool else mask
+    found = attend_unchecked(query, key, value, scores.dot, False, mask)
+    assert_close(found, regard.attend(query, key, value, score=scores.dot, mask=mask, engine="dense"))
+    for other in (mask[..., :3], mask[0], mask.int(), mask.float().requires_grad_(), mask.expand(2, 6, 5, 7).mT):
+        assert attend_unchecked(query, key, value, scores.dot, False, other) is None
+    hidden = key.clone()
+    hidden[:, :, 2] = torch.nan
+    unseen = torch.arange(7).ne(2).expand(1, 1, 1, 7)
+    assert_close(
+        regard.attend(query, hidden, value, mask=unseen),
+        regard.attend(query, key, value, mask=unseen),
+        rtol=1e-6,
+        atol=1e-8,
+    )
+
+
 def test_the_short_way_is_left_where_something_has_to_be_seen_to():
     query, key, value = (rand(2, 3, 5, 8, seed=seed) for seed in range(3))
     assert attend_unchecked(query, key, value, scores.dot, False) is not None

@@ -101,11 +101,12 @@ def test_a_negative_scale_turns_the_order_round():
 
 
 @pytest.mark.parametrize("heads", [(6, 6), (6, 3), (6, 2), (6, 1)])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [None, (7, 7), (1, 1, 1, 7), (1, 6, 7, 7)])
 @pytest.mark.parametrize("batched", [True, False])
-def test_groups_of_query_heads(heads, masked, batched):
+def test_groups_of_query_heads(heads, shape, batched):
     query, key, value = (rand(BATCH, n, 7, 8, seed=n) for n in (heads[0], heads[1], heads[1]))
-    mask = rand(7, 7, seed=5) > -0.7 if masked else None
+    mask = rand(*shape, seed=5) > -0.7 if shape else None
+    mask = mask[0] if shape and len(shape) == 4 and not batched else mask
     inputs = [(x if batched else x[0]).requires_grad_() for x in (query, key, value)]
     options = {"attn_mask": mask, "enable_gqa": True}
     for ours, theirs in zip(
@@ -163,10 +164,11 @@ def test_not_contiguous():
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
-def test_a_query_that_sees_nothing_gets_zeros_and_no_nan(kind):
+@pytest.mark.parametrize("shape", ["rows", "batch", "whole"])
+def test_a_query_that_sees_nothing_gets_zeros_and_no_nan(kind, shape):
     inputs = tensors(torch.float32)
-    mask = rand(QUERIES, KEYS, seed=5) > -0.7
-    mask[3] = False
+    mask = rand(*MASKS[shape], seed=5) > -0.7
+    mask[..., 3, :] = False
     mask = mask if kind == "bool" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
     mean, *gradients = values_and_gradients(regard.sdpa, inputs, attn_mask=mask)
     assert (mean[..., 3, :] == 0).all()

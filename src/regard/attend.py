@@ -136,9 +136,10 @@ def attend(  # noqa: PLR0913  # the one operation: each argument is a part of it
         for listener in tuple(listeners):
             listener(query, key, score, mask, weigh)
     usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
-    if usual and (mask is None or mask is causal):
+    if usual and (mask is None or mask is causal or type(mask) is Tensor):
         assert isinstance(score, Dot)
-        mean = flash.attend_unchecked(query, key, value, score, mask is causal)
+        tensor = mask if isinstance(mask, Tensor) else None
+        mean = flash.attend_unchecked(query, key, value, score, mask is causal, tensor)
         if mean is not None:
             return mean
     job = make_job(query, key, value, score, mask, weigh, dropout)

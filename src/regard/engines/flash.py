@@ -86,7 +86,9 @@ class Flash:
         return mean.to(job.value.dtype)
 
 
-def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool) -> Tensor | None:
+def attend_unchecked(
+    query: Tensor, key: Tensor, value: Tensor, score: Dot, is_causal: bool, mask: Tensor | None = None
+) -> Tensor | None:
     """The same for tensors that torch's kernel accepts as they are, without a `Job`; None if they need one.
 
     For one new query and cached keys, the checks of a job take as long as the attention itself.
@@ -94,18 +96,29 @@ def attend_unchecked(query: Tensor, key: Tensor, value: Tensor, score: Dot, is_c
     if transforming() or not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
     shape, key_shape = query.shape, key.shape
-    fits = len(shape) == 4 and shape[:2] == key_shape[:2] and shape[3] == key_shape[3] and key_shape == value.shape
-    if not fits or shape[3] % 8 or not (query.dtype == key.dtype == value.dtype in (torch.float32, torch.float64)):
+    fits = len(shape) == 4 and len(key_shape) == 4 and shape[0] == key_shape[0] and shape[3] == key_shape[3]
+    if not fits or key_shape != value.shape or not key_shape[1] or shape[1] % key_shape[1] or shape[3] % 8:
+        return None
+    if not (query.dtype == key.dtype == value.dtype in (torch.float32, torch.float64)):
         return None
     if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
         return None
     scale = score.factor(shape[3])
-    if scale < 0:
+    if scale < 0 or (mask is not None and not _accepted(mask, query, key_shape[2])):
         return None
-    mean = torch_attention(query, key, value, is_causal=is_causal, scale=scale)
+    grouped = shape[1] != key_shape[1]
+    mean = torch_attention(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
     if not _may_be_wrong(mean) or bounded(query, key, scale):
         return mean
     return None
+
+
+def _accepted(mask: Tensor, query: Tensor, keys: int) -> bool:
+    """Whether torch's kernel takes a mask `[batch, heads, q, k]` as it is; any of its dimensions may be 1."""
+    kind = mask.dtype == torch.bool or (mask.dtype == query.dtype and not mask.requires_grad)
+    if not kind or mask.ndim != 4 or mask.device != query.device or mask.numel() > MASK_LIMIT:
+        return False
+    return all(size in (1, full) for size, full in zip(mask.shape, (*query.shape[:3], keys), strict=True))
 
 
 def _folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:

@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_map_only
 
 from regard.attend import Look, attend, attend_parts, look
 from regard.checks import positive
-from regard.masks import Mask, Reach, both, causal, documents, shifted, window
-from regard.masks.evaluation import is_solid, visible_keys
-from regard.masks.kinds import Documents
+from regard.masks import Mask, Reach, both, causal, documents
+from regard.masks.kinds import Shifted
 from regard.parts import Attended, merge
 from regard.scores import Dot, Score
 from regard.scores import softcap as capped
@@ -41,8 +40,8 @@ except ImportError as error:
     ) from None
 
 _MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-_AFTER_ALL = 2**62
-"""An index after all keys."""
+_ANY = 2**60
+"""Any distance: more than all keys."""
 _DESCRIBING = ("__get__", "contiguous", "dim", "size")
 """Functions of torch that only ask what kind of tensor it is; `__get__` is that of shape, dtype and device."""
 
@@ -154,6 +153,7 @@ def attention_mask(  # noqa: PLR0913  # the signature of transformers
     mask_function: _MaskFunction = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
+    allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
@@ -182,7 +182,8 @@ def attention_mask(  # noqa: PLR0913  # the signature of transformers
         return made
     positions = _Positions(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), use_vmap)
     keys, mask = positions.mask_of(mask_function, attention_mask, device)
-    if allow_is_bidirectional_skip and mask is None and keys == slice(0, kv_length):
+    skips = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == 1)
+    if skips and mask is None and keys == slice(0, kv_length):
         return None
     return LazyMask(keys, mask, build, (batch_size, 1, q_length, kv_length), dtype, device)
 
@@ -250,50 +251,44 @@ class _Positions:
         self, function: _MaskFunction, padding: Tensor | None, device: torch.device
     ) -> tuple[slice, Mask | None]:
         """The keys that some query may see, and the mask between the queries and those keys."""
-        reach = _all_of(self.parts_of(function))
-        first, stop = visible_keys(reach, self.queries, self.keys, 4, device)
-        keys = slice(int(first.min()), int(stop.max())) if first.numel() else slice(0, self.keys)
+        leaves = list(_leaves(function))
+        behind, ahead = (min(distances) for distances in zip(*map(_distances, leaves), strict=True))
+        by = self.query_start - self.key_start
+        first = min(max(0, by - behind), self.keys)
+        keys = slice(first, max(first, min(self.keys, self.queries + by + ahead)))
         inside = replace(self, keys=keys.stop - keys.start, key_start=self.key_start + keys.start)
-        parts = inside.parts_of(function)
-        if self.queries == 1:  # a single query sees all keys of its reach
-            parts = [part for part in parts if not is_solid(part) or isinstance(part, Documents)]
+        parts = [inside.part_of(leaf) for leaf in leaves if not _is_known(leaf)]
+        if self.queries > 1 and min(behind, ahead) < _ANY:  # a single query sees all keys that are left
+            near = causal if (behind, ahead) == (_ANY, 0) else _Band(behind, ahead)
+            parts.append(near if by == first else Shifted(near, by - first))
         if padding is not None:
             shown = padding[:, inside.key_start : inside.key_start + inside.keys]
             shown = functional.pad(shown, (0, inside.keys - shown.shape[1]))
             parts += [] if bool(shown.all()) else [shown[:, None, None, :]]  # [batch, 1, 1, k]
-        return keys, _all_of(parts)
+        return keys, functools.reduce(both, parts) if parts else None
 
-    def parts_of(self, function: _MaskFunction) -> list[Mask]:
-        """The function of transformers as masks of ours, which a query must all pass."""
-        by = self.query_start - self.key_start
-        parts: list[Mask | None] = []
-        for leaf in _leaves(function):
-            name, held = _name_and_closure(leaf)
-            if name == "causal_mask_function":
-                parts.append(shifted(causal, by))
-            elif name == "sliding_window_overlay.<locals>.inner_mask":
-                parts.append(shifted(_Recent(held["sliding_window"]), by))
-            elif name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-                parts.append(shifted(window(held["sliding_window"]), by))
-            elif name == "packed_sequence_mask_function.<locals>.inner_mask" and not by and not self.key_start:
-                parts.append(documents(held["packed_sequence_mask"]))
-            elif name != "bidirectional_mask_function":
-                parts.append(_Called(leaf, self))
-        return [part for part in parts if part is not None]
+    def part_of(self, leaf: _MaskFunction) -> Mask:
+        """A function of transformers as a mask of ours."""
+        name, held = _name_and_closure(leaf)
+        if name == "packed_sequence_mask_function.<locals>.inner_mask" and not self.query_start and not self.key_start:
+            return documents(held["packed_sequence_mask"])
+        return _Called(leaf, self)
 
 
 @dataclass(frozen=True)
-class _Recent:
-    """A query sees the last `length` keys up to its own position, and all later ones."""
+class _Band:
+    """A query sees the keys from `behind` positions before its own to `ahead` positions after it."""
 
-    length: int
+    behind: int
+    ahead: int
     solid = True
 
     def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
-        return key_index > query_index - self.length
+        distance = key_index - query_index
+        return (distance >= -self.behind) & (distance <= self.ahead)
 
     def reach(self, query_index: Tensor) -> Reach:
-        return query_index - self.length + 1, _AFTER_ALL
+        return query_index - self.behind, query_index + self.ahead + 1
 
 
 @dataclass(frozen=True)
@@ -323,11 +318,6 @@ class _Called:
         return self.function(batch, head, query.view(-1, 1), key)  # [batch or 1, 1, q, k]
 
 
-def _all_of(parts: list[Mask]) -> Mask | None:
-    """The mask that all parts allow."""
-    return functools.reduce(both, parts) if parts else None
-
-
 def _leaves(function: _MaskFunction) -> Iterator[_MaskFunction]:
     """The functions that `and_masks` of transformers combined."""
     name, held = _name_and_closure(function)
@@ -336,6 +326,23 @@ def _leaves(function: _MaskFunction) -> Iterator[_MaskFunction]:
             yield from _leaves(inner)
     else:
         yield function
+
+
+def _distances(leaf: _MaskFunction) -> tuple[int, int]:
+    """How far before and after its own position a mask function of transformers lets a query see; `_ANY` if unknown."""
+    name, held = _name_and_closure(leaf)
+    if name == "causal_mask_function":
+        return _ANY, 0
+    if name == "sliding_window_overlay.<locals>.inner_mask":
+        return held["sliding_window"] - 1, _ANY
+    if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
+        return held["sliding_window"], held["sliding_window"]
+    return _ANY, _ANY
+
+
+def _is_known(leaf: _MaskFunction) -> bool:
+    """Whether the distances of a mask function say all about it."""
+    return _name_and_closure(leaf)[0] == "bidirectional_mask_function" or min(_distances(leaf)) < _ANY
 
 
 def _name_and_closure(function: Any) -> tuple[str, dict[str, Any]]:
