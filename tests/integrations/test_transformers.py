@@ -134,6 +134,15 @@ def test_attentions_while_generating_are_those_of_each_step():
     assert (found.attentions[2][0].index[1] >= 4).all()  # its first four are padding
 
 
+def test_attentions_count_keys_from_the_first_of_the_cache():
+    window = transformers.masking_utils.sliding_window_causal_mask_function(4)
+    mask = ours.attention_mask(batch_size=1, q_length=1, kv_length=32, q_offset=9, mask_function=window)
+    query, key = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 32, 8)
+    mean, look = ours.attention(torch.nn.Module(), query, key, key, mask, output_attentions=True)
+    assert look.index.sort().values.tolist() == [[[[6, 7, 8, 9]], [[6, 7, 8, 9]]]]
+    assert_close(mean.transpose(1, 2), regard.attend(query, key[:, :, 6:10], key[:, :, 6:10]))
+
+
 def test_number_of_attentions_is_a_setting():
     try:
         ours.register(top=3)
