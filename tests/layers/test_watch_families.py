@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import regard
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-WITHOUT_SDPA = {  # their attention is more than scaled_dot_product_attention can do; only "regard" can be heard
+WITHOUT_SDPA = {  # their attention is more than scaled_dot_product_attention can do
     "gemma2": "caps its scores",
     "gpt_oss": "has sinks",
 }
@@ -80,6 +80,20 @@ def test_generate_with_a_cache_gives_a_record_for_each_step(name):
 def test_a_family_without_sdpa_cannot_be_built_with_it(name):
     with pytest.raises(ValueError, match="does not support an attention implementation through"):
         build(name, "sdpa")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "llama"])
+def test_regards_own_implementation_is_heard(name):
+    import regard.integrations.transformers
+
+    given = inputs_of(name)
+    with torch.no_grad():
+        expected = build(name)(**given, output_attentions=True).attentions
+        model = build(name, "regard")
+        with regard.watch(model) as record:
+            model(**given)
+    for ours, theirs in zip(record.attentions(), expected, strict=True):
+        assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
 def test_eager_attention_raises_and_says_what_to_do():

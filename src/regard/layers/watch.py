@@ -47,7 +47,8 @@ _ATTEND = inspect.signature(Attend.forward)
 _CALL = nn.Module._wrapped_call_impl.__code__
 _EAGER = (
     'its attn_implementation, "eager", computes the weights by hand, which cannot be heard. Load the model with'
-    ' attn_implementation="sdpa", or call model.set_attn_implementation("sdpa")'
+    ' attn_implementation="sdpa", or call model.set_attn_implementation("sdpa"). If it does not support "sdpa", import'
+    ' regard.integrations.transformers and use "regard"'
 )
 _UNHEARD = (
     "it must run inside the `with` block, in the same thread and not compiled by torch.compile, and attend by"
