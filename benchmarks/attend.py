@@ -172,6 +172,18 @@ def often(operation: Operation, calls: int = 1000) -> Operation:
     return run
 
 
+def sparse(inputs: Inputs) -> Tensor:
+    return regard.attend(inputs.query, inputs.key, inputs.value, weigh=regard.weighing.entmax15)
+
+
+def entmax_package(inputs: Inputs) -> Tensor:
+    from entmax import entmax15
+
+    scores = inputs.query @ inputs.key.mT * inputs.query.shape[-1] ** -0.5
+    weight: Tensor = entmax15(scores, dim=-1)
+    return weight @ inputs.value
+
+
 def additive(inputs: Inputs) -> Tensor:
     score = inputs.score
     assert isinstance(score, Additive)
@@ -291,6 +303,7 @@ CAUSAL, GROUPED = Vectors((1, 8, 8192, 64)), Vectors((1, 32, 2048, 64), kv_heads
 BIASED, SHORT = Vectors((1, 8, 2048, 64), score=Distances), Vectors((8, 8, 16, 32), value_size=32, warm_up=16)
 VECTORS = {"1×8×4096×64": Vectors((1, 8, 4096, 64)), "4×8×512×64": Vectors((4, 8, 512, 64))}
 NARROW_VALUES = Vectors((1, 8, 2048, 64), value_size=16)
+SPARSE = Vectors((4096, 64), warm_up=1100)
 ADDITIVE = Vectors((4, 1024, 64), score=partial(Additive, 64, 64, hidden=128))
 DENSE = {"forward": differences, "forward + backward": differences_by_feature}
 CASES: list[Case[Any]] = [
@@ -391,6 +404,15 @@ CASES: list[Case[Any]] = [
         forward(often(sdpa)),
         1.3,
         warm_up=SHORT,
+    ),
+    Case(
+        "entmax15 4096×4096×64, forward + backward / entmax",
+        SPARSE,
+        forward_backward(sparse),
+        forward_backward(entmax_package),
+        1 / 5,
+        1 / 20,
+        warm_up=SPARSE.small(),
     ),
     Case(
         "additive 4×1024×1024, hidden 128, forward + backward / dense",

@@ -113,6 +113,56 @@ def linear(scores):
     return [0.0 if forbidden(s) else s for s in scores]
 
 
+def sigmoid(bias):
+    return lambda scores: [0.0 if forbidden(s) else 1 / (1 + exp(-s - bias)) for s in scores]
+
+
+def sinks(logit):
+    """The logit is a number."""
+    return lambda scores: softmax([*scores, logit])[0][:-1]
+
+
+def softpick(scores):
+    allowed = [s for s in scores if not forbidden(s)]
+    total = sum(abs(exp(s) - 1) for s in allowed)
+    return [0.0 if forbidden(s) or number(s) <= 0 else (exp(s) - 1) / total for s in scores]
+
+
+def sparsemax(scores):
+    """The support by trying each number of keys, the largest first; the threshold is their mean less 1 / count."""
+
+    def threshold(best):
+        return (sum(best) - 1) / len(best)
+
+    return sparse(scores, threshold, lambda s, t: s - t)
+
+
+def entmax15(scores):
+    """Σ (s / 2 - t)² = 1 over the support is a quadratic equation in t."""
+
+    def threshold(best):
+        mean = sum(best) / (2 * len(best))
+        spread = sum((s / 2 - mean) ** 2 for s in best)
+        inside = (1 - spread) / len(best)
+        return mean - inside**0.5 if number(inside) > 0 else math.inf
+
+    return sparse(scores, threshold, lambda s, t: (s / 2 - t) ** 2)
+
+
+def sparse(scores, threshold, weight):
+    """The largest support whose keys all have a weight: a key has one if its score is above the threshold."""
+    order = sorted((i for i, s in enumerate(scores) if not forbidden(s)), key=lambda i: -number(scores[i]))
+    weights = [0.0 for _ in scores]
+    half = 1 if weight(2.0, 0.0) == 2.0 else 2
+    for count in range(len(order), 0, -1):
+        found = threshold([scores[i] for i in order[:count]])
+        if number(scores[order[count - 1]]) / half > number(found):
+            for i in order[:count]:
+                weights[i] = weight(scores[i], found)
+            return weights
+    return weights
+
+
 def hard(scores):
     allowed = [number(s) for s in scores if not forbidden(s)]
     best = max(allowed, default=None)

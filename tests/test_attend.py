@@ -135,10 +135,10 @@ def test_an_engine_that_cannot_says_which_can():
     check_raises(
         "flash has no dropout on the CPU, got dropout=0.5; engines that can: dense, stream", dropout=0.5, engine="flash"
     )
-    for engine in ("flash", "stream"):
+    for engine, way in (("flash", "softmax only"), ("stream", "blocks of keys (see BlockWeighing)")):
         check_raises(
-            f"{engine} weighs by softmax only, got linear; engines that can: dense",
-            weigh=weighing.linear,
+            f"{engine} weighs by {way}, got hard; engines that can: dense",
+            weigh=weighing.hard,
             engine=engine,
         )
     for block in (0, (3, 0), -1, 1.5, "3", (), (2,), (1, 2, 3), True):
@@ -179,7 +179,7 @@ def test_plan_says_what_runs_and_why():
         "learned bias": "stream",
         "large": "stream",
         "small": "dense",
-        "linear": "dense",
+        "linear": "stream",
         "requested": "stream",
     }
     for name, word in {

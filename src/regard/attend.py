@@ -178,11 +178,19 @@ def look(
     score: Score = ...,
     mask: Mask | None = ...,
     scale: float | None = ...,
+    weigh: Weighing = ...,
     top: None = ...,
 ) -> Tensor: ...
 @overload
 def look(
-    query: Tensor, key: Tensor, *, score: Score = ..., mask: Mask | None = ..., scale: float | None = ..., top: int
+    query: Tensor,
+    key: Tensor,
+    *,
+    score: Score = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    weigh: Weighing = ...,
+    top: int,
 ) -> Look: ...
 @overload
 def look(
@@ -192,6 +200,7 @@ def look(
     score: Score = ...,
     mask: Mask | None = ...,
     scale: float | None = ...,
+    weigh: Weighing = ...,
     top: int | None,
 ) -> Tensor | Look: ...
 def look(
@@ -201,20 +210,25 @@ def look(
     score: Score = scaled_dot,
     mask: Mask | None = None,
     scale: float | None = None,
+    weigh: Weighing = softmax,
     top: int | None = None,
 ) -> Tensor | Look:
-    """What softmax attention looks at: all weights `[..., q, k]`, or the `top` largest of each query.
+    """What attention looks at: all weights `[..., q, k]`, or the `top` largest of each query.
 
-    With `top` the matrix is never built, the weights are normalised over all keys, and have no gradient.
-    Without it, a matrix above 2 GiB raises ValueError. `scale` as in `attend`.
+    With `top` the matrix is never built, the weights are normalised over all keys, and have no gradient; the weighing
+    must be one that goes by blocks of keys. Without it, a matrix above 2 GiB raises ValueError. Under a sparse weighing
+    the keys with a weight are all that the mean depends on: `weigh=regard.weighing.sparsemax`. `scale` as in `attend`.
 
     >>> import torch, regard
     >>> found = regard.look(torch.tensor([[9.0]]), torch.tensor([[0.0], [1.0], [0.5]]), top=2)
     >>> found.index.tolist(), [round(w, 3) for w in found.weight[0].tolist()]
     ([[1, 2]], [0.989, 0.011])
     """
-    job = make_job(query, key, key, with_scale(score, scale), mask, softmax, 0.0)
+    job = make_job(query, key, key, with_scale(score, scale), mask, weigh, 0.0)
     if top is not None:
+        if ENGINES["stream"].refuses(job):
+            name = getattr(weigh, "__name__", weigh)
+            raise ValueError(f"top needs a weighing that goes by blocks of keys, got {name}: ask for all weights")
         return Look(*top_weights(job, positive("top", top)))
     size = job.pairs * query.element_size()
     if size > _LOOK_LIMIT:
@@ -261,7 +275,7 @@ def choose(job: Job) -> Plan:
     if transforming():
         return Plan("dense", "torch.func transforms the program: only dense supports that")
     if job.weigh is not softmax:
-        return Plan("dense", f"only dense can weigh by {getattr(job.weigh, '__name__', job.weigh)}")
+        return _choose_for_weighing(job)
     if compiling():
         return _choose_compiled(job)
     if not job.pairs:
@@ -287,6 +301,20 @@ def _choose_compiled(job: Job) -> Plan:
     if is_inner_product(job.score) and not job.dropout and not (distances and job.groups > 1):
         return Plan("flash", "the score is an inner product: it runs on torch's fused kernel")
     return Plan("dense", "compiled: torch fuses the matrix with what is around it")
+
+
+def _choose_for_weighing(job: Job) -> Plan:
+    """The engine for a weighing beside softmax: `stream` for those that go by blocks of keys, unless pairs are few."""
+    name = getattr(job.weigh, "__name__", job.weigh)
+    if ENGINES["stream"].refuses(job):
+        return Plan("dense", f"only dense can weigh by {name}")
+    if not job.pairs:
+        return Plan("dense", "empty input: no queries or no keys")
+    if compiling():
+        return Plan("dense", "torch.compile: only dense supports that with a weighing beside softmax")
+    if fits_dense(job):
+        return Plan("dense", f"the matrix is small: {job.pairs:,} pairs")
+    return Plan("stream", f"{job.pairs:,} pairs weighed by {name}: by blocks, without the matrix")
 
 
 def _choose_inner_product(job: Job) -> Plan:

@@ -35,6 +35,16 @@ from regard.engines.dense import Dense
 from regard.engines.job import Job
 from regard.engines.stream import Stream
 
+WEIGHINGS = {
+    weighing.linear: reference.linear,
+    weighing.hard: reference.hard,
+    weighing.sigmoid(-0.5): reference.sigmoid(-0.5),
+    weighing.sinks(0.3): reference.sinks(0.3),
+    weighing.softpick: reference.softpick,
+    weighing.sparsemax: reference.sparsemax,
+    weighing.entmax15: reference.entmax15,
+}
+
 
 class Scored(NamedTuple):
     """A score with its inputs, and by the definition the score of every pair and its gradients, for all masks."""
@@ -105,11 +115,33 @@ def test_every_engine_and_weighing_agrees_with_the_definition(score_name, mask_n
         found = gradients(parts, learned)
         assert_close(found, wanted_gradients, msg=lambda m, e=engine: f"gradient of parts of {e}: {m}")
 
-    for weigh in ("linear", "hard"):
-        wanted, _ = reference.average(rows, value, LEADING, QUERIES, weigh=getattr(reference, weigh))
-        mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, weigh=getattr(weighing, weigh))
-        assert_close(mean, wanted, msg=lambda m, weigh=weigh: f"{weigh}: {m}")
-        assert_close(gradients([mean], learned), slow.gradients([wanted], mask.parameters))
+    for weigh, definition in WEIGHINGS.items():
+        wanted, _ = reference.average(rows, value, LEADING, QUERIES, weigh=definition)
+        wanted_gradients = slow.gradients([wanted], mask.parameters)
+        for engine in (Dense(), *(() if weigh is weighing.hard else (Stream(), Stream((2, 5))))):
+            mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, weigh=weigh, engine=engine)
+            assert_close(mean, wanted, msg=lambda m, weigh=weigh: f"{weigh}: {m}")
+            found = gradients([mean], learned)
+            assert_close(found, wanted_gradients, msg=lambda m, weigh=weigh: f"gradient of {weigh}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "score_name", ["scaled_dot", "bilinear", "gaussian-vector", "tanh", "closure", "tricube-vector"]
+)
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_weighings_drop_the_same_weights_forward_and_backward(score_name, rate):
+    score, mask, tensors = score_case(score_name), mask_case("both"), inputs()
+    learned = [*tensors, *score.parameters]
+    for weigh in WEIGHINGS:
+        if weigh is weighing.hard:
+            continue
+        found = []
+        for engine in (Dense(), Stream((2, 5))):
+            torch.manual_seed(3)
+            mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, weigh=weigh, dropout=rate, engine=engine)
+            found.append([mean, *gradients([mean], learned)])
+        assert_close(*found)
 
 
 @pytest.mark.slow

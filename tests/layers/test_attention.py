@@ -1,13 +1,15 @@
 """Single heads equal the formula written out: values, gradients, scores, masks, groups; self-attention on a grid."""
 
+import math
+
 import pytest
 import reference
 import torch
 from helpers.cases import gradients, rand
 from torch.testing import assert_close
 
-from regard import masks, scores
-from regard.layers import Attend, Attention, ConvSelfAttention, SelfAttention, Sinusoidal
+from regard import masks, scores, weighing
+from regard.layers import Attend, Attention, ConvSelfAttention, DifferentialAttention, SelfAttention, Sinusoidal
 
 BATCH, QUERIES, KEYS, SIZE, KEY_SIZE, HEAD, VALUE = 2, 5, 7, 11, 13, 3, 17
 CHANNELS, GRID_SIZE, HEADS, HEIGHT, WIDTH = 5, 6, 3, 3, 7
@@ -240,3 +242,44 @@ def test_look_returns_the_weights_of_the_cells():
 def test_wrong_arguments_of_a_grid_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_differential_attention_is_the_difference_of_two():
+    torch.manual_seed(0)
+    layer, x = DifferentialAttention(12, heads=3, depth=4).double(), torch.randn(2, 5, 12, dtype=torch.float64)
+    assert_close(layer.start, 0.8 - 0.6 * math.exp(-0.9))
+    (a1, b1), (a2, b2) = layer.log_factors
+    factor = (a1 @ b1).exp() - (a2 @ b2).exp() + layer.start
+    assert_close(layer.factor, factor)
+    query, key, value = (
+        project(x).view(2, 5, 3, -1).transpose(1, 2) for project in (layer.query, layer.key, layer.value)
+    )
+    first, second = (
+        (query[..., part] @ key[..., part].mT / 2**0.5)
+        .masked_fill(~torch.ones(5, 5).bool().tril(), -math.inf)
+        .softmax(-1)
+        for part in (slice(0, 2), slice(2, 4))
+    )
+    weight = first - factor * second
+    assert_close(layer.look(x, mask=masks.causal), weight)
+    head = weight @ value
+    head = head / (head.square().mean(dim=-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt() * (1 - layer.start)
+    assert_close(layer(x, mask=masks.causal), layer.output(head.transpose(1, 2).flatten(2)))
+    layer(x).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    assert layer(x, torch.randn(2, 7, 12, dtype=torch.float64)).shape == x.shape
+    with pytest.raises(ValueError, match=r"^2 · heads must divide size, got size=12 and heads=4"):
+        DifferentialAttention(12, heads=4)
+
+
+@pytest.mark.parametrize("layer", [Attention(6, weigh=weighing.sparsemax), SelfAttention(6, weigh=weighing.sparsemax)])
+def test_layers_weigh_as_they_are_told(layer):
+    x = torch.randn(2, 40, 6) * 5
+    arguments = (x, x) if isinstance(layer, Attention) else (x,)
+    weight = layer.look(*arguments)
+    assert (weight == 0).float().mean() > 0.3
+    assert_close(weight.sum(dim=-1), torch.ones(2, 40))
+    assert layer(*arguments).shape == x.shape
+    assert "weigh=sparsemax" in repr(layer)
+    with pytest.raises(TypeError, match=r"^weigh must be callable, scores -> weights, got str"):
+        type(layer)(6, weigh="softmax")

@@ -18,7 +18,7 @@ from regard.engines.job import Job, dropout_factor, masked, repeat_heads, scores
 from regard.engines.kernel_sums.problem import Floats, Means, Moments, Points, log_kernel
 from regard.parts import Attended
 from regard.torch_modes import compiling, transforming
-from regard.weighing import all_masked, softmax
+from regard.weighing import BlockWeighing, Sinks, all_masked, softmax
 
 BLOCK = 2**18
 """Pairs at a time in the NumPy sums."""
@@ -76,13 +76,13 @@ def masked_scores(job: Job, rows: slice | None = None, columns: slice | None = N
 def weights(job: Job, rows: slice | None = None) -> Tensor:
     """The weights of some queries, by default all: the matrix itself, `[..., q, k]`."""
     scores = masked_scores(job, rows)
-    weight = job.weigh(scores)
+    known = job.weigh is softmax or isinstance(job.weigh, Sinks | BlockWeighing)
+    # A user's weighing may not be able to take a query whose keys are all masked, and may give masked keys any weight.
+    weight = job.weigh(scores if known else scores.masked_fill(all_masked(scores), 0.0))
     if not isinstance(weight, Tensor) or weight.shape != scores.shape:
         got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(f"a weighing must return the shape of the scores, {list(scores.shape)}, got {got}")
-    if job.weigh is softmax:
-        return weight
-    return weight.masked_fill(scores == -math.inf, 0.0)  # a user's weighing may give masked keys any weight
+    return weight if known else weight.masked_fill(scores == -math.inf, 0.0)
 
 
 def algorithm(points: Points, tolerance: float, *, moments: bool = False) -> str:

@@ -17,7 +17,7 @@ head of keys, a group, are more queries of it: `[heads, rows, size]`, where rows
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def _fill_scores(distances: bool, query: Tensor, key: Tensor, out: Tensor) -> No
         loops.distances(_by_feature(query[head]), _by_feature(key[head]), out[head].numpy())
 
 
-def _add_gradients(
+def add_gradients(
     distances: bool, score_grad: Tensor, query: Tensor, key: Tensor, query_grad: Tensor, key_grad: Tensor
 ) -> None:
     """Add the gradients of query and key."""
@@ -148,23 +148,24 @@ class HeadBlocks:
         return [Task(heads, rows) for heads in self.head_spans() for rows in self.row_spans()]
 
     def score_blocks(
-        self, task: Task, query: Tensor, key: Tensor, scratch: Scratch, dtype: torch.dtype
+        self, task: Task, query: Tensor, key: Tensor, scratch: Scratch, dtype: torch.dtype, *, held: bool = False
     ) -> Iterator[ScoreBlock]:
         """The blocks of keys that some queries of the task may see.
 
         query   [heads, rows, d]  of the task
         key     [heads, k, d]  of the task
+        held    whether a block stays as it is when the next one is computed
         """
         heads, rows = query.shape[:2]
         first, stop = self.reach[:, task.heads if self.reach.shape[1] > 1 else slice(None), task.rows]
         if not first.size:
             return
-        for columns in spans(int(stop.max()), self.block[1], int(first.min())):
+        for number, columns in enumerate(spans(int(stop.max()), self.block[1], int(first.min()))):
             mask_blocks = self._mask_blocks(task, columns)
             if mask_blocks is None:
                 continue
             size = columns.stop - columns.start
-            scores = scratch.block(0, (heads, rows, size), dtype)
+            scores = scratch.block(number if held else 0, (heads, rows, size), dtype)
             _fill_scores(self.distances, query, key[:, columns], scores)
             for part in mask_blocks:
                 if part.dtype == torch.bool:
@@ -232,12 +233,12 @@ def make_blocks(
 
 
 def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
-    """Means and log weights; dropout applies to the means."""
+    """Means, and log weights in float32 at least; dropout applies to the means."""
     mean, log_weight = _FusedAttention.apply(*prepare(job, seed, block))  # type: ignore[no-untyped-call]
     # [heads, rows, v] and [heads, rows] -> [..., q, v] and [..., q]
     mean = mean.view(*job.leading, job.queries, mean.shape[-1])
     log_weight = log_weight.view(*job.leading, job.queries)
-    return Attended(mean.to(job.value.dtype), log_weight.to(job.value.dtype))
+    return Attended(mean.to(job.value.dtype), log_weight)
 
 
 class HeadSums(NamedTuple):
@@ -304,29 +305,41 @@ def backward(blocks: HeadBlocks, heads: HeadSums, mean_grad: Tensor, log_weight_
         torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (heads.query, heads.key, heads.value)
     )
     offset = (mean_grad * heads.mean).sum(dim=-1) - log_weight_grad
-    grads = _HeadGradients(mean_grad, offset, query_grad, key_grad, value_grad)
-    scratch = Scratch()
-    # Where heads are fewer than threads, a head's rows are divided among them; each part has key and
-    # value gradients of its own, added up below in a fixed order.
+    grads, scratch = _HeadGradients(mean_grad, offset, query_grad, key_grad, value_grad), Scratch()
+
+    def add(task: Task, key_grad: Tensor, value_grad: Tensor) -> None:
+        _backward(blocks, task, heads, grads._replace(key=key_grad, value=value_grad), scratch)
+
+    spread_backward(blocks, key_grad, value_grad, add)
+    return query_grad, key_grad, value_grad
+
+
+def spread_backward(
+    blocks: HeadBlocks, key_grad: Tensor, value_grad: Tensor, add: Callable[[Task, Tensor, Tensor], None]
+) -> None:
+    """Call `add` for each task, with the gradients of keys and values of its heads, to which it adds.
+
+    Where heads are fewer than threads, a head's rows are divided among them; each part has key and value gradients of
+    its own, added up below in a fixed order.
+    """
     row_spans = blocks.row_spans()
-    parts = 1 if len(heads.query) >= torch.get_num_threads() else torch.get_num_threads()
+    parts = 1 if len(key_grad) >= torch.get_num_threads() else torch.get_num_threads()
     divided = [row_spans[part] for part in spans(len(row_spans), max(1, -(-len(row_spans) // parts)))]
     tasks = list(itertools.product(blocks.head_spans(), divided))
 
-    def run(task: tuple[slice, list[slice]]) -> _HeadGradients:
+    def run(task: tuple[slice, list[slice]]) -> tuple[Tensor, Tensor]:
         some, parts = task
-        own = grads._replace(key=grads.key[some], value=grads.value[some])
+        own = key_grad[some], value_grad[some]
         if parts[0].start:
-            own = own._replace(key=torch.zeros_like(own.key), value=torch.zeros_like(own.value))
+            own = torch.zeros_like(own[0]), torch.zeros_like(own[1])
         for rows in parts:
-            _backward(blocks, Task(some, rows), heads, own, scratch)
+            add(Task(some, rows), *own)
         return own
 
     for (some, parts_of_rows), own in zip(tasks, spread(run, tasks), strict=True):
         if parts_of_rows[0].start:
-            grads.key[some] += own.key
-            grads.value[some] += own.value
-    return query_grad, key_grad, value_grad
+            key_grad[some] += own[0]
+            value_grad[some] += own[1]
 
 
 def _forward(blocks: HeadBlocks, task: Task, heads: HeadSums, scratch: Scratch) -> None:
@@ -357,4 +370,4 @@ def _backward(blocks: HeadBlocks, task: Task, heads: HeadSums, grads: _HeadGradi
             block.array, score_grad.flatten(0, 1).numpy(), block.visible, rows, dropout, columns.start
         )
         grads.value[:, columns].baddbmm_(weight.mT, mean_grad)
-        _add_gradients(blocks.distances, score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])
+        add_gradients(blocks.distances, score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])

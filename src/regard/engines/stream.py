@@ -39,7 +39,7 @@ from regard.masks.evaluation import block_of, has_reach, parts_of, tensors_of, t
 from regard.parts import Attended
 from regard.scores import Score, is_inner_product, is_squared_distance
 from regard.torch_modes import Context, compiling, exporting
-from regard.weighing import softmax
+from regard.weighing import BlockWeighing, Sinks, softmax
 
 CACHE = 2**19
 """Numbers of one block, over all leading dimensions: 2 MiB of float32, a core's L2 cache."""
@@ -47,11 +47,13 @@ TOLERANCE = 0.01
 """How far from 1 the sum of a query's recomputed weights may be. More means that the score or the mask changed."""
 RECOMPUTED = "stream: blocks, recomputed in backward"
 FUSED = "stream: fused loops, head by head"
+STRIPS = "stream: rows of blocks, recomputed in backward"
+FUSED_STRIPS = "stream: rows of blocks, head by head"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Any score under softmax, in memory q + k.
+    """Any score, under softmax or a weighing that goes by blocks of keys, in memory q + k.
 
     block   queries and keys of one block: one number for both, or a pair; default: sized to the cache
 
@@ -70,19 +72,32 @@ class Stream:
             raise ValueError(f"block must be a positive whole number, or two of them, got {self.block!r}")
 
     def refuses(self, job: Job) -> str | None:
-        if job.weigh is not softmax:
-            return f"stream weighs by softmax only, got {getattr(job.weigh, '__name__', job.weigh)}"
-        return None
+        if job.weigh is softmax or isinstance(job.weigh, Sinks | BlockWeighing):
+            return None
+        return f"stream weighs by blocks of keys (see BlockWeighing), got {getattr(job.weigh, '__name__', job.weigh)}"
 
     def algorithm(self, job: Job) -> str:
-        """What `attend_parts` runs."""
+        """What `attend` runs."""
+        if isinstance(job.weigh, BlockWeighing):
+            return FUSED_STRIPS if fusible(job) else STRIPS
         return FUSED if fusible(job) else RECOMPUTED
 
     def attend(self, job: Job) -> Tensor:
-        return self.attend_parts(job).mean
+        weigh = job.weigh
+        if isinstance(weigh, BlockWeighing):
+            return self._attend_strips(job, weigh)
+        mean, log_weight = self._parts(job)
+        if isinstance(weigh, Sinks):  # the sink is one more part, with a value of 0
+            mean = mean * weigh.fraction(log_weight).unsqueeze(-1).to(mean.dtype)
+        return mean
 
     def attend_parts(self, job: Job) -> Attended:
         """Means and log weights. Dropout applies to the means only."""
+        mean, log_weight = self._parts(job)
+        return Attended(mean, log_weight.to(mean.dtype))
+
+    def _parts(self, job: Job) -> Attended:
+        """The same, with log weights in float32 at least."""
         if compiling() and fusible(job):
             return attend_compiled(job)
         seed = dropout_hash.draw_seed() if job.dropout else 0
@@ -91,6 +106,16 @@ class Stream:
         from regard.engines import fused  # imports Numba
 
         return fused.attend_heads(job, seed, self.sizes or fused.BLOCK)
+
+    def _attend_strips(self, job: Job, weigh: BlockWeighing) -> Tensor:
+        from regard.engines import strips
+
+        seed = dropout_hash.draw_seed() if job.dropout else 0
+        if not fusible(job):
+            return strips.attend_strips(job, weigh, seed, self.sizes or strips.strip_sizes(job))
+        from regard.engines import fused_strips  # imports Numba
+
+        return fused_strips.attend_strips(job, weigh, seed, self.sizes or fused_strips.strip_sizes(job))
 
     @property
     def sizes(self) -> tuple[int, int] | None:
@@ -130,15 +155,20 @@ def mask_gradient(job: Job) -> bool:
 
 
 def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
-    """Attention by any score: blocks of all leading dimensions at once."""
+    """Attention by any score: blocks of all leading dimensions at once. The log weight is in float32 at least."""
+    blocks, bias_count, tensors = make_blocks(job, seed, block)
+    return Attended(*_Recomputed.apply(blocks, bias_count, *tensors))  # type: ignore[no-untyped-call]
+
+
+def make_blocks(job: Job, seed: int, block: tuple[int, int]) -> tuple["Blocks", int, list[Tensor]]:
+    """The blocks of a job; and query, key, value, the mask's bias tensors and their number, the score's parameters."""
     blocks = Blocks(job.score, job.mask, row_reach(job), job.shape, job.dropout, seed, block, job.groups)
     biases = [part for part in parts_of(job.mask) if _is_bias(part)]
     parameters = _parameters_of(blocks, job)
     shared = [*job.leading[:-1], job.leading[-1] // job.groups] if job.leading else []
     query = job.query.expand(*job.leading, *job.query.shape[-2:])
     key, value = (x.expand(*shared, *x.shape[-2:]) for x in (job.key, job.value))
-    tensors = (query, key, value, *biases, *parameters)
-    return Attended(*_Recomputed.apply(blocks, len(biases), *tensors))  # type: ignore[no-untyped-call]
+    return blocks, len(biases), [query, key, value, *biases, *parameters]
 
 
 def _is_bias(part: Mask) -> TypeGuard[Tensor]:
@@ -185,8 +215,8 @@ class Blocks:
         return dropout_factor(self.shape, self.dropout, self.seed, rows, columns, like)
 
 
-class _RecomputedContext(Context):
-    """What `_Recomputed.forward` saves beside tensors."""
+class RecomputedContext(Context):
+    """What forward saves beside tensors."""
 
     blocks: Blocks
     bias_count: int
@@ -199,11 +229,11 @@ class _Recomputed(torch.autograd.Function):
     """(mean, log_weight) from query, key, value, the mask's bias tensors, and the score's parameters."""
 
     @staticmethod
-    def forward(ctx: _RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value, *rest = tensors
         biases = rest[:bias_count]
-        ctx.random = torch.get_rng_state(), *get_device_states(query)
-        ctx.autocast = _autocast_of(query.device.type)
+        ctx.random = random_state(query)
+        ctx.autocast = autocast_of(query.device.type)
         wide = torch.promote_types(query.dtype, torch.float32)  # float16 cannot hold a sum over many keys
         mean = query.new_zeros(*blocks.shape[:-1], value.shape[-1])
         largest = query.new_full(blocks.shape[:-1], -math.inf, dtype=wide)
@@ -229,14 +259,14 @@ class _Recomputed(torch.autograd.Function):
             sums = sums.masked_fill(sums == 0, 1.0)
             mean[..., rows, :] = weighted / sums.unsqueeze(-1)
             largest[..., rows], total[..., rows] = peak, sums
-        ctx.blocks, ctx.bias_count, ctx.state = blocks, bias_count, _state_of(blocks.score)
+        ctx.blocks, ctx.bias_count, ctx.state = blocks, bias_count, state_of(blocks.score)
         ctx.save_for_backward(*tensors, mean, largest, total, *tensors_of(blocks.mask))
-        return mean, (largest + total.log()).to(query.dtype)
+        return mean, largest + total.log()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _RecomputedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
-        blocks = replace(ctx.blocks, score=_with_state(ctx.blocks.score, ctx.state))
+    def backward(ctx: RecomputedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
+        blocks = replace(ctx.blocks, score=with_state(ctx.blocks.score, ctx.state))
         needed = ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors  # raises if a mask's tensor was changed since forward; may be read only once
         query, key, value, *rest = saved[: len(needed)]
@@ -247,7 +277,7 @@ class _Recomputed(torch.autograd.Function):
         offset = (mean_grad * mean).sum(dim=-1, dtype=total.dtype) - log_weight_grad
         largest = largest.masked_fill(largest == -math.inf, math.inf)  # exp(s - inf) = 0
         sums, unused = torch.zeros_like(total), {id(x) for x in parameters if x.requires_grad}
-        with _replayed(*ctx.random), _hooks_off(parameters):
+        with replayed(*ctx.random), hooks_off(parameters):
             for rows, columns in blocks.pairs():
                 inputs = [query[..., rows, :], key[..., columns, :], *blocks.bias_blocks(biases, rows, columns)]
                 needs = [*needed[:2], *needed[3 : 3 + ctx.bias_count]]
@@ -268,7 +298,7 @@ class _Recomputed(torch.autograd.Function):
                 targets += blocks.bias_blocks(rest_grads[: ctx.bias_count], rows, columns)
                 targets += rest_grads[ctx.bias_count :]
                 unused -= add_gradients(scores, score_grad, [*inputs, *parameters], targets)
-        _check_unchanged(sums.masked_fill(largest == math.inf, 1.0), len(unused))
+        check_unchanged(sums, (largest != math.inf).to(sums.dtype), len(unused))
         return None, None, *(grad if need else None for grad, need in zip(grads, needed, strict=True))
 
 
@@ -314,31 +344,35 @@ def _parameters_of(blocks: Blocks, job: Job) -> list[Tensor]:
     return list(leaves.values())
 
 
-def _state_of(score: object) -> dict[str, Tensor]:
+def state_of(score: object) -> dict[str, Tensor]:
     """The parameters and buffers of a score."""
     return dict([*score.named_parameters(), *score.named_buffers()]) if isinstance(score, nn.Module) else {}
 
 
-def _with_state(score: Score, state: dict[str, Tensor]) -> Score:
+def with_state(score: Score, state: dict[str, Tensor]) -> Score:
     """The score with its parameters of forward: `torch.func.functional_call` may have replaced them for that call."""
-    now = _state_of(score)
+    now = state_of(score)
     if not isinstance(score, nn.Module) or all(now.get(name) is tensor for name, tensor in state.items()):
         return score
     module = score
     return lambda query, key: torch.func.functional_call(module, state, (query, key))
 
 
-def _check_unchanged(sums: Tensor, unused: int) -> None:
-    """Raise if the recomputed weights of a query do not add up to 1, or depend on other parameters than in forward.
+def check_unchanged(sums: Tensor, before: Tensor, unused: int) -> None:
+    """Raise if the recomputed weights of a query add up to something else, or depend on other parameters.
 
     sums     [..., q] of the weights of each query
+    before   [..., q] the same in forward
     unused   number of parameters that the scores depended on in forward, and not in backward
     """
-    error = float((sums - 1).abs().nan_to_num(0.0).max()) if sums.numel() else 0.0
+    apart = (sums - before).abs() / before.clamp(min=1.0)
+    error = float(apart.nan_to_num(0.0).max()) if apart.numel() and not apart.is_meta else 0.0
     if error <= TOLERANCE and not unused:
         return
     reason = (
-        f"they no longer depend on {unused} parameters" if unused else f"weights add up to 1 ± {error:.2g}, not to 1"
+        f"they no longer depend on {unused} parameters"
+        if unused
+        else f"the weights of a query add up to a sum that is off by {error:.2g}"
     )
     raise RuntimeError(
         f"the score or mask changed between forward and backward, which calls them again: {reason}. Keep what they hold"
@@ -346,7 +380,7 @@ def _check_unchanged(sums: Tensor, unused: int) -> None:
     )
 
 
-def _autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
+def autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
     """The current autocast mode of a type of device, to be entered later."""
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext
@@ -354,8 +388,13 @@ def _autocast_of(device_type: str) -> Callable[[], contextlib.AbstractContextMan
     return functools.partial(torch.autocast, device_type, dtype, enabled)
 
 
+def random_state(like: Tensor) -> tuple[Tensor, list[int], list[Tensor]]:
+    """The states of the generators of the CPU and of a tensor's device."""
+    return torch.get_rng_state(), *get_device_states(like)
+
+
 @contextlib.contextmanager
-def _replayed(state: Tensor, devices: list[int], device_states: list[Tensor]) -> Iterator[None]:
+def replayed(state: Tensor, devices: list[int], device_states: list[Tensor]) -> Iterator[None]:
     """Draw the same random numbers again: blocks come in the same order, and a score draws the same for each."""
     with torch.random.fork_rng(devices):
         torch.set_rng_state(state)
@@ -364,7 +403,7 @@ def _replayed(state: Tensor, devices: list[int], device_states: list[Tensor]) ->
 
 
 @contextlib.contextmanager
-def _hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
+def hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Keep hooks of parameters from running for each block: they run once, with the whole gradient.
 
     torch has no public way to switch them off.

@@ -2,6 +2,7 @@
 
     Attention, SelfAttention                 one head, to another input or to itself
     MultiHeadAttention, Heads                several heads, grouped queries; from and to torch's layer
+    DifferentialAttention                    the difference of two attentions
     ConvSelfAttention                        self-attention on a grid
     Sinusoidal, LearnedPositions             positions that are added to rows
     Rotary, Alibi, SlidingWindow             positions inside attention
@@ -14,7 +15,7 @@
 Every attention layer has `look`, which returns its weights. No layer stores anything between calls.
 """
 
-from regard.layers.attention import Attend, Attention, ConvSelfAttention, SelfAttention
+from regard.layers.attention import Attend, Attention, ConvSelfAttention, DifferentialAttention, SelfAttention
 from regard.layers.attention_record import AttentionRecord
 from regard.layers.blocks import Block, Decoder, Encoder, post_norm, pre_norm
 from regard.layers.cache import BlockCache, Cache, KeyValues
@@ -43,6 +44,7 @@ __all__ = [
     "Cache",
     "ConvSelfAttention",
     "Decoder",
+    "DifferentialAttention",
     "Encoder",
     "FeedForward",
     "GatedActivation",

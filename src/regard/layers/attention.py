@@ -9,6 +9,7 @@ score may be any of `regard.scores`, or a callable `(query, key) -> [..., q, k]`
 receives the final queries, keys and values: after projections, positions and the cache.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -18,10 +19,11 @@ from regard.attend import Look, attend, look
 from regard.checks import check_rows, fraction, positive, refuse_keywords
 from regard.masks import Mask
 from regard.scores import Score, scaled_dot
+from regard.weighing import Weighing, softmax
 
 
 class Attend(nn.Module):
-    """`regard.attend` with a fixed score and dropout: `[..., q, v]`.
+    """`regard.attend` with a fixed score, dropout and weighing: `[..., q, v]`.
 
     With groups, query is `[batch, heads, q, d]`, key and value are `[batch, heads / groups, k, …]`, and each key head
     serves `groups` neighbouring query heads (Ainslie et al. 2023). Weights are dropped in training only.
@@ -32,30 +34,37 @@ class Attend(nn.Module):
     torch.Size([2, 6, 5, 4])
     """
 
-    def __init__(self, score: Score = scaled_dot, dropout: float = 0.0, groups: int = 1) -> None:
+    def __init__(
+        self, score: Score = scaled_dot, dropout: float = 0.0, groups: int = 1, weigh: Weighing = softmax
+    ) -> None:
         super().__init__()
         if not callable(score):
             raise TypeError(f"score must be callable, (query, key) -> [..., q, k], got {type(score).__name__}")
+        if not callable(weigh):
+            raise TypeError(f"weigh must be callable, scores -> weights, got {type(weigh).__name__}")
         self.score = score
+        self.weigh = weigh
         self.dropout = fraction("dropout", dropout)
         self.groups = positive("groups", groups)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         grouped = self.groups > 1 and query.shape[-2] == 1 and query.shape[:-3] == key.shape[:-3]
-        if grouped and mask is None and not dropout:
+        if grouped and mask is None and not dropout and self.weigh is softmax:
             # A single query: those of a group are the queries of one head, which is faster.
             rows = query.reshape(*key.shape[:-2], self.groups, query.shape[-1])  # [batch, heads / groups, groups, d]
             mean = attend(rows, key, value, score=self.score)
             return mean.reshape(*query.shape[:-1], mean.shape[-1])  # [batch, heads, 1, v]
-        return attend(query, key, value, score=self.score, mask=mask, dropout=dropout)
+        return attend(query, key, value, score=self.score, mask=mask, weigh=self.weigh, dropout=dropout)
 
     def look(self, query: Tensor, key: Tensor, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """The weights `[..., q, k]`, or the `top` largest of each query; without dropout."""
-        return look(query, key, score=self.score, mask=mask, top=top)
+        return look(query, key, score=self.score, mask=mask, weigh=self.weigh, top=top)
 
     def extra_repr(self) -> str:
         score = "" if isinstance(self.score, nn.Module) else f"score={self.score!r}, "
+        if self.weigh is not softmax and not isinstance(self.weigh, nn.Module):
+            score += f"weigh={self.weigh!r}, "
         return f"{score}dropout={self.dropout:g}" + (f", groups={self.groups}" if self.groups > 1 else "")
 
 
@@ -67,6 +76,7 @@ class Attention(nn.Module):
     head_size    size of queries and keys (the query depth); default: `size`
     value_size   size of values, and so of the output; default: `size`
     score        one of `regard.scores`, or any callable; a module is trained with the layer
+    weigh        one of `regard.weighing`, or any callable; a module is trained with the layer
     dropout      fraction of the weights dropped in training
 
     x `[..., q, size]` and source `[..., k, key_size]` give `[..., q, value_size]`. The order of the source's rows does
@@ -87,6 +97,7 @@ class Attention(nn.Module):
         head_size: int | None = None,
         value_size: int | None = None,
         score: Score = scaled_dot,
+        weigh: Weighing = softmax,
         dropout: float = 0.0,
         bias: bool = True,
         device: torch.types.Device = None,
@@ -101,7 +112,7 @@ class Attention(nn.Module):
         self.query = linear(self.size, head_size)
         self.key = linear(self.key_size, head_size)
         self.value = linear(self.key_size, value_size)
-        self.attend = Attend(score, dropout)
+        self.attend = Attend(score, dropout, weigh=weigh)
 
     def forward(self, x: Tensor, source: Tensor, *, mask: Mask | None = None, **unknown: object) -> Tensor:
         refuse_keywords(self, unknown)
@@ -133,13 +144,14 @@ class SelfAttention(nn.Module):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # device and dtype as in torch's layers
         self,
         size: int,
         *,
         head_size: int | None = None,
         value_size: int | None = None,
         score: Score = scaled_dot,
+        weigh: Weighing = softmax,
         dropout: float = 0.0,
         bias: bool = True,
         device: torch.types.Device = None,
@@ -151,7 +163,7 @@ class SelfAttention(nn.Module):
         value_size = positive("value_size", size if value_size is None else value_size)
         self.sizes = [head_size, head_size, value_size]
         self.projection = nn.Linear(size, sum(self.sizes), bias=bias, device=device, dtype=dtype)
-        self.attend = Attend(score, dropout)
+        self.attend = Attend(score, dropout, weigh=weigh)
 
     def forward(self, x: Tensor, *, mask: Mask | None = None, **unknown: object) -> Tensor:
         refuse_keywords(self, unknown)
@@ -165,6 +177,67 @@ class SelfAttention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         check_rows("x", x, self.size)
         return torch.split(self.projection(x), self.sizes, dim=-1)  # [..., n, head_size] twice, [..., n, value_size]
+
+
+class DifferentialAttention(nn.Module):
+    """The difference of two attentions, in which what both look at cancels (Ye et al. 2024, equations 1 to 3).
+
+        head = attend(q₁, k₁, v) - λ attend(q₂, k₂, v)        f(x) = W_o [(1 - λ₀) norm(head_1); …]
+        λ = exp(a₁ · b₁) - exp(a₂ · b₂) + λ₀                   λ₀ = 0.8 - 0.6 exp(-0.3 (depth - 1))
+
+    size      size of the rows of x, and of the output
+    heads     number of heads; queries and keys have size / heads / 2 numbers, values size / heads
+    depth     the number of the layer in its model, from 1
+    dropout   fraction of the weights dropped in training
+
+    x `[batch, q, size]`; source `[batch, k, size]`, default: x. `look` gives the weights of the difference, of which
+    some are negative.
+
+    >>> import torch, regard
+    >>> layer, x = DifferentialAttention(32, heads=4), torch.randn(2, 7, 32)
+    >>> layer(x, mask=regard.masks.causal).shape, layer.look(x).shape
+    (torch.Size([2, 7, 32]), torch.Size([2, 4, 7, 7]))
+    """
+
+    def __init__(self, size: int, heads: int, *, depth: int = 1, dropout: float = 0.0, bias: bool = False) -> None:
+        super().__init__()
+        self.size, self.heads = positive("size", size), positive("heads", heads)
+        if size % (2 * heads):
+            raise ValueError(f"2 · heads must divide size, got size={size} and heads={heads}")
+        self.query = nn.Linear(size, size, bias=bias)
+        self.key = nn.Linear(size, size, bias=bias)
+        self.value = nn.Linear(size, size, bias=bias)
+        self.attend = Attend(dropout=dropout)
+        self.start = 0.8 - 0.6 * math.exp(-0.3 * (positive("depth", depth) - 1))
+        self.log_factors = nn.Parameter(0.1 * torch.randn(2, 2, size // heads // 2))  # (a₁, b₁), (a₂, b₂)
+        self.norm = nn.RMSNorm(size // heads)
+        self.output = nn.Linear(size, size, bias=bias)
+
+    @property
+    def factor(self) -> Tensor:
+        """λ, the factor of the second attention."""
+        both: Tensor = self.log_factors.prod(dim=1).sum(dim=-1).exp()  # [2]
+        return both[0] - both[1] + self.start
+
+    def forward(self, x: Tensor, source: Tensor | None = None, *, mask: Mask | None = None) -> Tensor:
+        source = x if source is None else source
+        (first, second), (first_key, second_key) = self._project(x, source)
+        value = self.value(source).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [batch, heads, k, d]
+        head = self.attend(first, first_key, value, mask) - self.factor * self.attend(second, second_key, value, mask)
+        head = (1 - self.start) * self.norm(head)
+        return self.output(head.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # [batch, q, heads · d]
+
+    def look(self, x: Tensor, source: Tensor | None = None, *, mask: Mask | None = None) -> Tensor:
+        """All weights `[batch, heads, q, k]` of the difference."""
+        (first, second), (first_key, second_key) = self._project(x, x if source is None else source)
+        return look(first, first_key, mask=mask) - self.factor * look(second, second_key, mask=mask)
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Both queries and both keys, `[batch, heads, length, d / 2]` each."""
+        check_rows("x", x, self.size, rank=3)
+        check_rows("source", source, self.size, rank=3)
+        query, key = (y.unflatten(-1, (self.heads, 2, -1)) for y in (self.query(x), self.key(source)))
+        return query.permute(3, 0, 2, 1, 4).unbind(), key.permute(3, 0, 2, 1, 4).unbind()
 
 
 class ConvSelfAttention(nn.Module):

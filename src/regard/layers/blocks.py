@@ -39,6 +39,7 @@ from regard.layers.multi_head import MultiHeadAttention
 from regard.layers.watch import watch
 from regard.masks import Mask, both, causal
 from regard.scores import scaled_dot
+from regard.weighing import softmax
 
 Rows = Callable[[Tensor], Tensor]  # a map of rows [..., size]
 Add = Callable[[Tensor, Tensor], Tensor]
@@ -391,6 +392,7 @@ def _is_standard(block: nn.Module) -> bool:
         and type(feed_forward) is FeedForward
         and attention.packed
         and attention.attend.score is scaled_dot
+        and attention.attend.weigh is softmax
         and (attention.positions is None or attention.positions.bias(None) is None)
         and all(map(is_plain_linear, (attention.input, attention.output, feed_forward.input, feed_forward.output)))
     )

@@ -23,6 +23,7 @@ from regard.layers.positions import Positions
 from regard.masks import Mask, both, causal, shifted
 from regard.masks.evaluation import parts_of
 from regard.scores import Score, scaled_dot
+from regard.weighing import Weighing, softmax
 
 Projected = tuple[Tensor, Tensor, Tensor, Mask | None]
 """What attention gets: query `[batch, heads, q, d]`, key and value `[batch, kv_heads, k, d]`, mask."""
@@ -69,6 +70,7 @@ class MultiHeadAttention(nn.Module):
     dropout      fraction of the weights dropped in training
     positions    `Rotary(head_size)`, `Alibi(heads)`, or any object with their methods; for self-attention
     score        one of `regard.scores`, or any callable, applied to each head
+    weigh        one of `regard.weighing`, or any callable; `sinks(nn.Parameter(torch.zeros(heads)))` learns
 
     x `[batch, q, size]`; source `[batch, k, key_size]`, default: x; mask: one of `regard.masks` or a tensor that
     broadcasts to `[batch, heads, q, k]`, **True = may attend**. The output is `[batch, q, size]`.
@@ -95,6 +97,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,
         positions: Positions | None = None,
         score: Score = scaled_dot,
+        weigh: Weighing = softmax,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -120,7 +123,7 @@ class MultiHeadAttention(nn.Module):
         self.query_norm, self.key_norm = (
             None if heads.norm is None else heads.norm(self.head_size).to(device=device, dtype=dtype) for _ in range(2)
         )
-        self.attend = Attend(score, dropout, self.heads // self.kv_heads)
+        self.attend = Attend(score, dropout, self.heads // self.kv_heads, weigh)
         self.output = linear(query, size)
 
     def forward(
@@ -265,6 +268,7 @@ class MultiHeadAttention(nn.Module):
             f"positions={self.positions!r}": self.positions is not None,
             f"norm={self.query_norm!r} of the heads": self.query_norm is not None,
             f"score={self.attend.score!r}": self.attend.score is not scaled_dot,
+            f"weigh={self.attend.weigh!r}": self.attend.weigh is not softmax,
         }
         unsupported = [reason for reason, holds in reasons.items() if holds]
         if unsupported:
