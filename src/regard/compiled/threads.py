@@ -83,7 +83,8 @@ def spread(task: Callable[[Item], Result], work: Sequence[Item]) -> list[Result]
     runs: list[Future[None]] = []
     try:
         runs.extend(pool.submit(run) for _ in range(count))
-        wait(runs)
+        while wait(runs, timeout=0.1).not_done:
+            pass  # a signal that arrives just before a wait without end would be noticed only after it
     finally:  # after Ctrl-C, too: no thread takes another item, and items under way are finished
         waiting.clear()
         wait(runs)
