@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import regard
-from regard import masks
+from regard import masks, weighing
 from regard.layers import (
     Attention,
     Block,
@@ -368,3 +368,13 @@ def test_a_block_used_several_times_is_recorded_each_time():
         for look in result:
             assert_close(look, one.look(x))
             x = one(x)
+
+
+def test_a_sparse_weighing_is_watched_as_it_is():
+    layer, x = MultiHeadAttention(8, heads=2, weigh=weighing.sparsemax), torch.randn(2, 30, 8) * 4
+    with regard.watch(layer, top=30) as record:
+        layer(x)
+    (found,) = next(iter(record.values()))
+    assert torch.equal(found.index >= 0, found.weight > 0)
+    assert (found.index < 0).any()
+    assert_close(found.weight.sum(dim=-1), torch.ones(2, 2, 30))

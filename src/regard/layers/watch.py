@@ -35,7 +35,7 @@ from regard.layers.torch_layers import TorchRecorder, function_look, pause_in_to
 from regard.masks import Mask, causal
 from regard.scores import Score
 from regard.torch_modes import active, compiling
-from regard.weighing import Weighing, softmax
+from regard.weighing import BlockWeighing, Sinks, Weighing, softmax
 
 Reduce = Callable[[str, Tensor | Look], Any]
 _SDPA = (
@@ -266,8 +266,8 @@ def _attend_weights(
     query: Tensor, key: Tensor, score: Score, mask: Mask | None, weigh: Weighing, top: int | None
 ) -> Tensor | Look:
     """The weights of a call of `regard.attend`, before dropout."""
-    if weigh is softmax:
-        return look(query, key, score=score, mask=mask, top=top)
+    if weigh is softmax or isinstance(weigh, Sinks | BlockWeighing):
+        return look(query, key, score=score, mask=mask, weigh=weigh, top=top)
     matrix = dense.weights(make_job(query, key, key, score, mask, weigh, 0.0))
     if top is None:
         return matrix
