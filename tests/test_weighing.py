@@ -166,7 +166,7 @@ def test_slopes_are_the_derivatives(weigh):
     drawn, gradient = rand(5, 13).requires_grad_(), rand(5, 13, seed=3)
     (wanted,) = torch.autograd.grad(weigh(drawn), drawn, gradient)
     scored = drawn.detach()
-    weight, own, shared, part, total = weigh.slopes(scored, weigh.finish(weigh.lift(scored)))
+    weight, own, shared, part, total = weigh.derivatives(scored, weigh.finish(weigh.lift(scored)))
     assert_close(weight, weigh(scored))
     found = own * gradient
     if shared is not None:

@@ -31,14 +31,14 @@ _PRUNED = 8192
 """Number of merged scores from which those without a weight are left out of a sparse weighing's state."""
 
 
-class Slopes(NamedTuple):
+class Derivatives(NamedTuple):
     """The weights of a block and their derivatives. x' is the gradient of the loss with respect to x:
 
     score' = own · weight' - shared · Σ part · weight' / total        the sum is over all keys of the query
 
     >>> import torch
     >>> scores = torch.tensor([[0.0, -torch.inf]])
-    >>> sigmoid().slopes(scores, scores[..., :0]).own.tolist()
+    >>> sigmoid().derivatives(scores, scores[..., :0]).own.tolist()
     [[0.25, 0.0]]
     """
 
@@ -60,8 +60,8 @@ class BlockWeighing(ABC):
     ...     def weights(self, scores, row):
     ...         return scores.relu().square()
     ...
-    ...     def slopes(self, scores, row):
-    ...         return Slopes(self.weights(scores, row), 2 * scores.relu())
+    ...     def derivatives(self, scores, row):
+    ...         return Derivatives(self.weights(scores, row), 2 * scores.relu())
     >>> x = torch.randn(9, 4)
     >>> regard.attend(x, x, x, weigh=Squared(), engine="stream").shape
     torch.Size([9, 4])
@@ -76,7 +76,7 @@ class BlockWeighing(ABC):
         return torch.cat(list(states), dim=-1)
 
     def finish(self, state: Tensor) -> Tensor:
-        """What `weights` and `slopes` need to know about a row."""
+        """What `weights` and `derivatives` need to know about a row."""
         return state
 
     @abstractmethod
@@ -84,7 +84,7 @@ class BlockWeighing(ABC):
         """The weights of some keys `[..., q, k]`; 0 for a score of -inf."""
 
     @abstractmethod
-    def slopes(self, scores: Tensor, row: Tensor) -> Slopes:
+    def derivatives(self, scores: Tensor, row: Tensor) -> Derivatives:
         """The same weights and their derivatives."""
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class Linear(BlockWeighing):
     def weights(self, scores: Tensor, row: Tensor) -> Tensor:
         return scores.masked_fill(scores == -math.inf, 0.0)
 
-    def slopes(self, scores: Tensor, row: Tensor) -> Slopes:
-        return Slopes(self.weights(scores, row), (scores != -math.inf).to(scores.dtype))
+    def derivatives(self, scores: Tensor, row: Tensor) -> Derivatives:
+        return Derivatives(self.weights(scores, row), (scores != -math.inf).to(scores.dtype))
 
 
 linear = Linear()
@@ -142,9 +142,9 @@ class Sigmoid(BlockWeighing):
     def weights(self, scores: Tensor, row: Tensor) -> Tensor:
         return torch.sigmoid(scores + self.bias)
 
-    def slopes(self, scores: Tensor, row: Tensor) -> Slopes:
+    def derivatives(self, scores: Tensor, row: Tensor) -> Derivatives:
         weight = self.weights(scores, row)
-        return Slopes(weight, weight * (1 - weight))
+        return Derivatives(weight, weight * (1 - weight))
 
     def __repr__(self) -> str:
         return f"sigmoid(bias={self.bias:g})"
@@ -237,10 +237,10 @@ class Softpick(BlockWeighing):
         largest, total = _columns(row)
         return ((scores - largest).exp() - (-largest).exp()).relu() / total
 
-    def slopes(self, scores: Tensor, row: Tensor) -> Slopes:
+    def derivatives(self, scores: Tensor, row: Tensor) -> Derivatives:
         largest, total = _columns(row)
         weight, grown = self.weights(scores, row), (scores - largest).exp() / total
-        return Slopes(weight, grown * (scores > 0), grown * scores.sign(), weight)
+        return Derivatives(weight, grown * (scores > 0), grown * scores.sign(), weight)
 
 
 softpick = Softpick()
@@ -273,7 +273,7 @@ class SparseWeighing(BlockWeighing):
         return scores
 
     def finish(self, state: Tensor) -> Tensor:
-        """The largest score, the threshold of scale · (score - largest), and the sum of the slopes."""
+        """The largest score, the threshold of scale · (score - largest), and the sum of the derivatives."""
         plain = compiling() or transforming()
         if not plain and state.device.type == "cpu" and not (state.requires_grad and torch.is_grad_enabled()):
             from regard.compiled.thresholds import row_thresholds  # imports Numba
@@ -332,11 +332,11 @@ class Sparsemax(SparseWeighing):
         largest, threshold, _ = _columns(row)
         return self._above(scores, largest, threshold)
 
-    def slopes(self, scores: Tensor, row: Tensor) -> Slopes:
+    def derivatives(self, scores: Tensor, row: Tensor) -> Derivatives:
         largest, threshold, total = _columns(row)
         weight = self._above(scores, largest, threshold)
-        slope = weight.sign()
-        return Slopes(weight, slope, slope, slope, total)
+        derivative = weight.sign()
+        return Derivatives(weight, derivative, derivative, derivative, total)
 
 
 class Entmax15(SparseWeighing):
@@ -354,10 +354,10 @@ class Entmax15(SparseWeighing):
         largest, threshold, _ = _columns(row)
         return self._above(scores, largest, threshold).square()
 
-    def slopes(self, scores: Tensor, row: Tensor) -> Slopes:
+    def derivatives(self, scores: Tensor, row: Tensor) -> Derivatives:
         largest, threshold, total = _columns(row)
-        slope = self._above(scores, largest, threshold)
-        return Slopes(slope.square(), slope, slope, slope, total)
+        derivative = self._above(scores, largest, threshold)
+        return Derivatives(derivative.square(), derivative, derivative, derivative, total)
 
 
 sparsemax = Sparsemax()

@@ -11,7 +11,7 @@ _ROUNDS = 100
 
 @compiled(nogil=True, fastmath=SUM, error_model="numpy")
 def row_thresholds(scores: Floats, scale: float, power: int, row: Floats) -> None:
-    """For each row of scores its largest score, the threshold t, and the sum of the slopes d = relu(x - t)^(power - 1).
+    """For each row of scores its largest score, the threshold t, and the sum of derivatives, relu(x - t)^(power - 1).
 
     Σ relu(x - t)^power = 1, with x = scale · (score - largest). The sum is convex in t and at least 1 at t = -1, so
     that Newton's steps from there only go up to the threshold. A row without a finite score: largest inf, which gives
@@ -27,7 +27,7 @@ def row_thresholds(scores: Floats, scale: float, power: int, row: Floats) -> Non
         if largest == -np.inf:
             row[i, 0], row[i, 1], row[i, 2] = np.inf, 0, 1
             continue
-        threshold, slope = -one, one
+        threshold, derivative = -one, one
         for _ in range(_ROUNDS):
             count, first, second = zero, zero, zero
             for j in range(some.shape[0]):
@@ -36,11 +36,11 @@ def row_thresholds(scores: Floats, scale: float, power: int, row: Floats) -> Non
                 count += one if x > zero else zero
                 first += d
                 second += d * d
-            slope = count if power == 1 else first
+            derivative = count if power == 1 else first
             step = (first - one) / count if power == 1 else number(0.5) * (second - one) / first
             if not threshold + step > threshold:
                 break
             threshold += step
-        row[i, 0], row[i, 1], row[i, 2] = largest, threshold, slope
+        row[i, 0], row[i, 1], row[i, 2] = largest, threshold, derivative
         if np.isnan(some.sum()):
             row[i, 1] = np.nan

@@ -19,7 +19,7 @@ from regard.engines.job import Job, reachable_pairs
 from regard.engines.strips import COLUMNS, row_of, strip_gradients
 from regard.masks.evaluation import tensors_of
 from regard.torch_modes import Context
-from regard.weighing import BlockWeighing, Slopes, SparseWeighing
+from regard.weighing import BlockWeighing, Derivatives, SparseWeighing
 
 STRIP = 2**18
 """Numbers of one strip: 1 MiB of float32."""
@@ -95,7 +95,7 @@ class _FusedWeighed(torch.autograd.Function):
             if _add_sparse(blocks, weigh, strip, some_query_grad, key_grad, value_grad):
                 return
 
-            def weight_grad(number: int, _: Slopes) -> Tensor:
+            def weight_grad(number: int, _: Derivatives) -> Tensor:
                 return torch.bmm(own_grad, some_value[:, columns[number]].mT)
 
             def factor(number: int) -> Tensor:

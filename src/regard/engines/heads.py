@@ -5,7 +5,7 @@ the mask, the dropout and the lengths; the loops themselves (`fused.py`) run whe
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from regard.masks import as_bias
 from regard.masks.evaluation import is_solid, parts_of, visible_keys
 from regard.parts import Attended
 from regard.scores import is_inner_product, is_squared_distance
+
+if TYPE_CHECKING:
+    from regard.engines.fused import HeadBlocks
 
 
 class Heads(NamedTuple):
@@ -91,7 +94,7 @@ def _all(job: Job) -> tuple[slice, slice]:
     return slice(0, job.queries), slice(0, job.keys)
 
 
-def _blocks(heads: Heads, bias: Tensor | None, seed: Tensor, dropout: float) -> Any:
+def _blocks(heads: Heads, bias: Tensor | None, seed: Tensor, dropout: float) -> "HeadBlocks":
     """The blocks of the fused loops, which import Numba."""
     from regard.engines import fused
 

@@ -1,12 +1,14 @@
 """Sparse weighings of a block of scores, in Numba: products with the few keys that have a weight, and no others.
 
-    slope = relu(scale · (score - largest) - threshold)^(power - 1)        weight = relu(…)^power
+    derivative = relu(scale · (score - largest) - threshold)^(power - 1)        weight = relu(…)^power
 
-A block is `[heads, rows, keys]`; `row` has largest, threshold and the sum of the slopes, `[heads, rows, 3]`. Each loop
-releases the GIL, and is compiled for float32 and for float64 and cached on disk.
+A block is `[heads, rows, keys]`; `row` has largest, threshold and the sum of the derivatives, `[heads, rows, 3]`. Each
+loop releases the GIL, and is compiled for float32 and for float64 and cached on disk.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
 
 from regard.compiled import compiled
 from regard.compiled.math import SUM, Floats
@@ -88,7 +90,7 @@ def add_mean(block: Floats, power: int, value: Floats, mean: Floats) -> None:
 
 @compiled(nogil=True, fastmath=SUM)
 def add_offset(block: Floats, sparse: Sparse, value: Floats, mean_grad: Floats, offset: Floats) -> None:
-    """offset += Σ slope · weight' / total, with weight' = mean' · value, for a block of `subtract_thresholds`."""
+    """offset += Σ derivative · weight' / total, with weight' = mean' · value, for a block of `subtract_thresholds`."""
     number = block.dtype.type
     for head in range(block.shape[0]):
         for i in range(block.shape[1]):
@@ -141,6 +143,6 @@ def add_score_gradient(score_grad: Floats, query: Floats, key: Floats, query_gra
                 j = next_key(some, j + 1)
 
 
-def arrays(*tensors: Any) -> list[Floats]:
+def arrays(*tensors: Tensor) -> list[Floats]:
     """Tensors as arrays that share their memory."""
     return [tensor.numpy() for tensor in tensors]

@@ -4,7 +4,7 @@ For each strip, whose scores are held in blocks of keys (x' is the gradient of t
 
     forward     row = finish(merge(lift(scores) of each block));  mean = Σ weights(scores, row) value
     backward    scores again, and weight' = mean' · value;  offset = Σ part · weight'
-                score' = own · weight' - shared · offset            own, shared, part = slopes(scores, row)
+                score' = own · weight' - shared · offset            own, shared, part = derivatives(scores, row)
 
 Memory grows with q + k: a strip has as many queries as fit the cache, one at least. Blocks in which no key has a
 weight, as many have under a sparse weighing, are neither averaged nor differentiated. Here any score is called under
@@ -36,7 +36,7 @@ from regard.engines.stream import (
     with_state,
 )
 from regard.masks.evaluation import tensors_of
-from regard.weighing import BlockWeighing, Slopes
+from regard.weighing import BlockWeighing, Derivatives
 
 COLUMNS = 1024
 """Keys of one block: what is skipped if none of them has a weight."""
@@ -68,21 +68,21 @@ def strip_gradients(
     weigh: BlockWeighing,
     row: Tensor,
     scores: Sequence[Tensor],
-    weight_grad: Callable[[int, Slopes], Tensor],
+    weight_grad: Callable[[int, Derivatives], Tensor],
     factor: Callable[[int], Tensor] | None,
 ) -> Iterator[BlockGradient]:
     """The gradients of the blocks that have one.
 
-    weight_grad   mean' · value of a block, `[..., q, k]`, at least where a slope is not 0
+    weight_grad   mean' · value of a block, `[..., q, k]`, at least where a derivative is not 0
     factor        the dropout factors of a block
     """
     held, offset = [], row.new_zeros(*row.shape[:-1], 1)
     for number, block in enumerate(scores):
-        slopes = weigh.slopes(block, row)
-        weight, own, shared, part, total = slopes
+        derivatives = weigh.derivatives(block, row)
+        weight, own, shared, part, total = derivatives
         if not any(has_weight(x) for x in (weight, own, shared) if x is not None):
             continue
-        grad, used = weight_grad(number, slopes), weight
+        grad, used = weight_grad(number, derivatives), weight
         if factor:
             factors = factor(number)
             grad, used = grad * factors, used * factors
@@ -183,7 +183,7 @@ class _Weighed(torch.autograd.Function):
                 own_grad = mean_grad[..., rows, :]
 
                 def weight_grad(
-                    number: int, _: Slopes, own_grad: Tensor = own_grad, columns: list[slice] = columns
+                    number: int, _: Derivatives, own_grad: Tensor = own_grad, columns: list[slice] = columns
                 ) -> Tensor:
                     some = repeat_heads(value[..., columns[number], :], blocks.groups)
                     return (own_grad @ some.mT).to(total.dtype)

@@ -77,7 +77,7 @@ def attention(  # noqa: PLR0913  # the signature of transformers
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     top: int = 8,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, Look | None]:
     """The attention function that transformers calls: the mean, `[batch, q, heads, size]`, and a `Look` if asked for.
 
@@ -107,7 +107,7 @@ def attention(  # noqa: PLR0913  # the signature of transformers
     return mean.transpose(1, 2).contiguous(), found  # [batch, heads, q, size] → [batch, q, heads, size]
 
 
-def _asked(kwargs: dict[str, Any]) -> bool:
+def _asked(kwargs: dict[str, object]) -> bool:
     """Whether the caller of the model asked for attentions. Not every model passes that on to its layers."""
     collector = output_capturing._active_collector.get() or {}
     return bool(kwargs.get("output_attentions")) or any("attentions" in name for name in collector)
@@ -157,7 +157,7 @@ def attention_mask(  # noqa: PLR0913  # the signature of transformers
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Tensor | None:
     """The mask function that transformers calls: a `LazyMask`, or None if every query sees every key.
 
@@ -221,7 +221,7 @@ class LazyMask(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         if function.__name__ in _DESCRIBING:
             with torch._C.DisableTorchFunctionSubclass():
@@ -230,7 +230,7 @@ class LazyMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         args, kwargs = tree_map_only(LazyMask, lambda mask: mask.build(), (args, kwargs or {}))
         return function(*args, **kwargs)
@@ -345,7 +345,7 @@ def _is_known(leaf: _MaskFunction) -> bool:
     return _name_and_closure(leaf)[0] == "bidirectional_mask_function" or min(_distances(leaf)) < _ANY
 
 
-def _name_and_closure(function: Any) -> tuple[str, dict[str, Any]]:
+def _name_and_closure(function: _MaskFunction) -> tuple[str, dict[str, Any]]:
     """The name of a mask function of transformers, and what it holds; an empty name for any other function."""
     if getattr(function, "__module__", None) != masking_utils.__name__ or not hasattr(function, "__code__"):
         return "", {}
