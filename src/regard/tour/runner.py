@@ -20,7 +20,7 @@ from regard.torch_modes import small_steps
 from regard.tour.findings import COLUMNS, Picture, Row, Station, Visit
 
 PAGE, _TITLE = "index.html", "<title>The tour of Regard</title>"
-_DPI = 200
+_DPI, _QUICK_DPI = 200, 100
 
 
 def select_stations(stations: Sequence[Station], only: Sequence[str]) -> list[Station]:
@@ -86,7 +86,8 @@ def _visit(station: Station, folder: Path, seed: int, quick: bool, describe: str
             folder.mkdir(parents=True, exist_ok=True)
             for finding in station.visit(folder, seed, quick):
                 if isinstance(finding, Picture):
-                    finding.figure.savefig(folder / f"{finding.name}.png", dpi=_DPI, pil_kwargs={"optimize": True})
+                    path = folder / f"{finding.name}.png"
+                    finding.figure.savefig(path, dpi=_QUICK_DPI if quick else _DPI, pil_kwargs={"optimize": True})
                 if isinstance(finding, Row):
                     now = time.perf_counter()
                     visit.rows.append((finding, now - since))

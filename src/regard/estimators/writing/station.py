@@ -16,7 +16,7 @@ from regard.estimators.writing.evidence import TextEvidence
 from regard.tour.figures import draw_maps
 from regard.tour.findings import Finding, Passage, Picture, Row, Station, command
 
-_HELD_OUT = 20_000
+_HELD_OUT, _QUICK_HELD_OUT = 20_000, 4_000
 """The number of characters at the end of the text that measure a model; nothing is trained on them."""
 _PROMPT, LINE = "The statement", "def f(self):"
 HEADS = 4
@@ -33,7 +33,8 @@ def python_manual() -> str:
 def visit(folder: Path, seed: int, quick: bool) -> Iterator[Finding]:
     """A Writer of characters, against trigrams."""
     text = python_manual()
-    training, held_out = text[:-_HELD_OUT], text[-_HELD_OUT:]
+    count = _QUICK_HELD_OUT if quick else _HELD_OUT
+    training, held_out = text[:-count], text[-count:]
     size, steps = (32, 60) if quick else (128, 600)
     writer = Writer(
         context=64,
