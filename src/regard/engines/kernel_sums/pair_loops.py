@@ -19,6 +19,9 @@ in two small functions that it is passed, `Formulas`: another kernel takes littl
 over plain numbers, which are cached on disk; one over functions would be compiled again by every process. One of the
 numbers is the version of the source: a result on disk that was compiled from another version must not be used.
 
+A function is compiled again for each constant that it is given as an argument, and operations on whole arrays take
+seconds to compile: so `_visit` has one call, and elements are assigned in loops.
+
 LLVM vectorises the inner loops, each over one row of numbers. Rows are taken as slices, because an index that might be
 negative keeps a loop from being vectorised.
 """
@@ -38,6 +41,8 @@ from regard.compiled.math import EXACT, SUM, Float, exponential, negative_power_
 from regard.engines.kernel_sums.problem import Blocks, Data, Floats, Floats32, Integers
 from regard.kernels import KERNELS, Kernel
 
+_inner = functools.partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""For functions that only loops call: what Python would call them by takes as long to compile as they do."""
 _LOG2E = 1.4426950408889634
 _UNROLLED = 8
 """Number of features up to which loops are compiled for exactly that number."""
@@ -106,7 +111,7 @@ def _make_evaluate(number: int, compact: bool, version: int) -> Any:
     return evaluate
 
 
-@njit(fastmath=SUM)
+@_inner(fastmath=SUM)
 def _multiply_penalties(block: _Block32, i: int, weight: Floats32) -> None:
     """Multiply the weights of some keys for query i by what different codes subtract from log2 of them."""
     size, columns = weight.shape[0], block.penalty.shape[1]
@@ -123,7 +128,7 @@ def _multiply_penalties(block: _Block32, i: int, weight: Floats32) -> None:
         weight[j] *= negative_power_of_two(penalty[j])
 
 
-@njit(fastmath=SUM)
+@_inner(fastmath=SUM)
 def _fill_squares(block: _Block32, i: int, size: int) -> None:
     """Squared distances between a query and some keys, of any number of features."""
     square, features = block.room[0][:size], (block.key.shape[0] - block.penalty.shape[1]) // 2
@@ -136,7 +141,7 @@ def _fill_squares(block: _Block32, i: int, size: int) -> None:
             square[j] += apart * apart
 
 
-@njit(inline="always")
+@_inner(inline="always")
 def _weigh(
     number: int, compact: bool, degree: int, features: int, block: _Block32, wide: bool, i: int, j: int
 ) -> np.float32:
@@ -228,19 +233,16 @@ class _Room(NamedTuple):
     other: Floats  # [keys of a block]
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _make_room(sides: int, size: int) -> _Room:
     return _Room(np.empty((sides, size)), np.empty(size), np.empty(size))
 
 
-@njit()
-def _fill_weights(data: Data, formulas: Formulas, logs: bool, room: _Room, size: int) -> None:
-    """Fill in the weights at some offsets, without those of the keys themselves; or the logs of them.
-
-    With categorical columns these must be logs.
-    """
-    weight, penalty, columns = room.weight[:size], room.other[:size], data.penalty.shape[1]
-    features = room.offset.shape[0] - columns
+@_inner()
+def _fill_weights(data: Data, formulas: Formulas, room: _Room, size: int) -> None:
+    """Fill in the weights at some offsets, without penalties and the weights of the keys: K(u) if it is compact, else
+    log K(u)."""
+    weight, features = room.weight[:size], room.offset.shape[0] - data.penalty.shape[1]
     weight[:] = 0
     # Without fastmath, product and sum are not fused, because NumPy does not fuse them: at the edge of a kernel that
     # jumps, the last bit decides.
@@ -249,7 +251,14 @@ def _fill_weights(data: Data, formulas: Formulas, logs: bool, room: _Room, size:
         for j in range(size):
             weight[j] += offset[j] * offset[j]
     formulas.evaluate(weight)
-    if data.compact and logs:
+
+
+@_inner()
+def _take_logs(data: Data, room: _Room, size: int) -> None:
+    """Make log weights of these, with penalties."""
+    weight, penalty, columns = room.weight[:size], room.other[:size], data.penalty.shape[1]
+    features = room.offset.shape[0] - columns
+    if data.compact:
         for j in range(size):
             weight[j] = np.log(weight[j])
     if not columns:
@@ -264,7 +273,7 @@ def _fill_weights(data: Data, formulas: Formulas, logs: bool, room: _Room, size:
         weight[j] -= penalty[j]
 
 
-@njit()
+@_inner()
 def _bounds(
     data: Data, formulas: Formulas, box: tuple[Floats, Floats], blocks: Blocks, first: int, last: int
 ) -> Floats:
@@ -277,11 +286,12 @@ def _bounds(
         for j in range(size):
             # Rounding must not hide a key at the edge.
             row[j] = max(0.0, max(low[side] - highs[j], lows[j] - high[side])) * (1 - 1e-14)
-    _fill_weights(data, formulas, True, room, size)
+    _fill_weights(data, formulas, room, size)
+    _take_logs(data, room, size)
     return room.weight
 
 
-@njit(fastmath=SUM)
+@_inner(fastmath=SUM)
 def _dot(weight: Floats, column: Floats) -> float:
     total = 0.0
     for j in range(weight.shape[0]):
@@ -289,7 +299,7 @@ def _dot(weight: Floats, column: Floats) -> float:
     return total
 
 
-@njit(fastmath=SUM)
+@_inner(fastmath=SUM)
 def _multiply_masses(weight: Floats, mass: Floats, logs: bool, shift: float) -> float:
     """Weights, or the logs of them relative to a shift, times the weights of the keys; their sum."""
     total = 0.0
@@ -304,7 +314,7 @@ def _multiply_masses(weight: Floats, mass: Floats, logs: bool, shift: float) -> 
     return total
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _add_moments(data: Data, room: _Room, here: int, size: int, sums: Floats) -> None:
     """Add the products of the weights with offsets, values and other offsets to the sums that follow the values'."""
     weight, product, columns = room.weight[:size], room.other[:size], data.column.shape[0]
@@ -320,7 +330,7 @@ def _add_moments(data: Data, room: _Room, here: int, size: int, sums: Floats) ->
             sums[index + columns + other] += _dot(product, room.offset[other][:size])
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _add_float64(
     data: Data, formulas: Formulas, room: _Room, i: int, here: int, size: int, sums: Floats, shift: float
 ) -> float:
@@ -331,14 +341,18 @@ def _add_float64(
         some, row, own = data.keys[side][here : here + size], room.offset[side], data.queries[side, i]
         for j in range(size):
             row[j] = some[j] - own
-    _fill_weights(data, formulas, logs, room, size)
+    _fill_weights(data, formulas, room, size)
+    if logs:
+        _take_logs(data, room, size)
     left_out = data.left_out[i] - here
     if 0 <= left_out < size:
         weight[left_out] = -np.inf if logs else 0.0
     if logs:
         highest = float(row_max(weight))
         if highest > shift:
-            sums *= np.exp(shift - highest)
+            decay = np.exp(shift - highest)
+            for number in range(sums.shape[0]):
+                sums[number] *= decay
             shift = highest
         if shift == -np.inf:
             return shift
@@ -350,7 +364,7 @@ def _add_float64(
     return shift
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _split_words(points: Floats, here: int, size: int, centre: Floats, scale: float, words: Floats32) -> None:
     """Scaled coordinates of some points in float32, relative to a centre; what they were rounded by; then codes."""
     features = words.shape[0] - points.shape[0]
@@ -362,23 +376,29 @@ def _split_words(points: Floats, here: int, size: int, centre: Floats, scale: fl
         for j in range(size):
             second[j] = (some[j] - middle) * scale - first[j]
     for side in range(features, points.shape[0]):
-        words[features + side][:size] = points[side][here : here + size]
+        some, first = points[side][here : here + size], words[features + side]
+        for j in range(size):
+            first[j] = some[j]
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _make_block32(data: Data, box: tuple[Floats, Floats], begin: int, end: int) -> tuple[_Block32, Floats, bool]:
     """A block of queries in float32, with room for a block of keys; the centre that all are relative to; and whether
     it is so wide that coordinates need two words."""
     low, high = box
     sides, size = data.keys.shape[0], data.blocks.starts[1]  # the first block is the largest
     features = sides - data.penalty.shape[1]
-    centre, wide = 0.5 * (low[:features] + high[:features]), False
+    centre, wide = np.empty(features), False
     for feature in range(features):
+        centre[feature] = 0.5 * (low[feature] + high[feature])
         wide = wide or high[feature] - low[feature] > NARROW
+    penalty = np.empty((2, data.penalty.shape[1]), np.float32)
+    for column in range(penalty.shape[1]):
+        penalty[0, column], penalty[1, column] = _LOG2E * data.penalty[0, column], _LOG2E * data.penalty[1, column]
     block = _Block32(
         np.empty((features + sides, end - begin), np.float32),
         np.empty((features + sides, size), np.float32),
-        (data.penalty * _LOG2E).astype(np.float32),
+        penalty,
         data.column32,
         data.left_out[begin:end],
         np.empty((2, size), np.float32),
@@ -387,7 +407,7 @@ def _make_block32(data: Data, box: tuple[Floats, Floats], begin: int, end: int) 
     return block, centre, wide
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _negligible(data: Data, sums: Floats, shift: float) -> float:
     """The log weight up to which a block of keys may be skipped; NaN, which no number is below, if none may be."""
     least = np.inf
@@ -396,7 +416,7 @@ def _negligible(data: Data, sums: Floats, shift: float) -> float:
     return np.log(data.skipped * least) + shift  # type: ignore[no-any-return]
 
 
-@njit(fastmath=EXACT)
+@_inner(fastmath=EXACT)
 def _visit(
     data: Data, formulas: Formulas, room: _Room, begin: int, end: int, exact: bool, sums: Floats
 ) -> tuple[int, float, float]:
@@ -412,7 +432,7 @@ def _visit(
     box = low, high
     blocks, groups = data.blocks, data.groups
     block32, centre, wide = _make_block32(data, box, begin, end)
-    group_bounds = _bounds(data, formulas, box, groups, 0, groups.low.shape[1])
+    group_bounds = _bounds(data, formulas, box, groups, groups.starts[0], groups.low.shape[1])
     nearest = np.argmax(group_bounds)  # visited first, because its weight decides what is skipped
     visited, closest = 0, -np.inf
     shift = -np.inf if exact and (not data.compact or data.penalty.shape[1]) else 0.0
@@ -454,13 +474,19 @@ def compile_loops() -> Callable[[int, int, Data, Formulas, Floats, Floats], None
         for block in range(first, last):
             begin, end = data.query_starts[block], data.query_starts[block + 1]
             visited, closest = 0, -np.inf
-            if data.float32_from < np.inf:
-                visited, closest, _ = _visit(data, formulas, room, begin, end, False, sums[begin:end])
-            enough = data.float32_from * visited if data.compact else max(data.float32_from, _FAINT * visited)
-            for i in range(begin, end):
-                if visited and closest >= _NEAR and enough <= sums[i, 0] < np.inf:
+            for i in range(begin - 1, end):  # all of them in float32 first, then one by one: one call, compiled once
+                exact = i >= begin
+                if not exact and data.float32_from == np.inf:
                     continue
-                sums[i] = 0
-                _, _, shift[i] = _visit(data, formulas, room, i, i + 1, True, sums[i : i + 1])
+                enough = data.float32_from * visited if data.compact else max(data.float32_from, _FAINT * visited)
+                if exact and visited and closest >= _NEAR and enough <= sums[i, 0] < np.inf:
+                    continue
+                some = slice(i, i + 1) if exact else slice(begin, end)
+                sums[some] = 0
+                found = _visit(data, formulas, room, some.start, some.stop, exact, sums[some])
+                if exact:
+                    shift[i] = found[2]
+                else:
+                    visited, closest, _ = found
 
     return sum_blocks  # type: ignore[no-any-return]
