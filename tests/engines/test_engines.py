@@ -44,6 +44,8 @@ WEIGHINGS = {
     weighing.sparsemax: reference.sparsemax,
     weighing.entmax15: reference.entmax15,
 }
+WAYS = ["scaled_dot", "gaussian-vector", "tanh"]
+"""One score for each way to compute a block: a matrix product, distances, and any score by torch."""
 
 
 class Scored(NamedTuple):
@@ -91,32 +93,46 @@ def pairs_of_cases():
         yield pytest.param(score_name, mask_name, marks=() if fast else pytest.mark.slow)
 
 
+def selected(score_name, mask_name):
+    """The names of engines for means, those for parts, and the weighings.
+
+    All of them for the scores of WAYS. Else every engine gives the means or the parts, and one weighing is taken, so
+    that each meets every score and every mask. Blocks of 1, which are 35, meet every score without a mask.
+    """
+    means, parts = ["chosen", "dense", "stream", "stream-2x5"], ["dense", "stream-3", "stream-7"]
+    if score_name in INNER:
+        means.append("flash")
+    if score_name in WAYS:
+        return [*means, "stream-3", "stream-7"], [*parts, "stream", "stream-1", "stream-2x5"], list(WEIGHINGS)
+    turn = (SCORES.index(score_name) + MASKS.index(mask_name)) % len(WEIGHINGS)
+    return means, [*parts, *(["stream-1"] if mask_name == "none" else [])], [list(WEIGHINGS)[turn]]
+
+
 @pytest.mark.parametrize(("score_name", "mask_name"), list(pairs_of_cases()))
 def test_every_engine_and_weighing_agrees_with_the_definition(score_name, mask_name):
     slow, mask = scored(score_name), mask_case(mask_name)
+    means, with_parts, weighings = selected(score_name, mask_name)
     score, tensors, value = slow.score, slow.tensors, slow.tensors[2]
     learned = [*tensors, *score.parameters, *mask.parameters]
     rows = reference.masked(slow.rows(), LEADING, mask.slow, mask.bias)
     wanted, log_weight = reference.average(rows, value, LEADING, QUERIES)
     wanted_gradients = slow.gradients([wanted], mask.parameters)
-    for name, engine in ENGINES.items():
-        if (name == "flash" and score_name not in INNER) or name == "stream-1":  # 35 blocks: with its parts, below
-            continue
-        mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, engine=engine)
+    for name in means:
+        mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, engine=ENGINES[name])
         assert_close(mean, wanted, msg=lambda m, name=name: f"{name}: {m}")
         found = gradients([mean], learned)
         assert_close(found, wanted_gradients, msg=lambda m, name=name: f"gradient of {name}: {m}")
 
     of_log_weight = slow.gradients([log_weight], mask.parameters)
     wanted_gradients = [a + b for a, b in zip(wanted_gradients, of_log_weight, strict=True)]
-    for engine in (Dense(), Stream(), Stream(1), Stream(3), Stream((2, 5))):
-        parts = engine.attend_parts(Job(*tensors, score.ours, mask.ours, weighing.softmax))
-        assert_close(list(parts), [wanted, log_weight], msg=lambda m, e=engine: f"parts of {e}: {m}")
+    for name in with_parts:
+        parts = ENGINES[name].attend_parts(Job(*tensors, score.ours, mask.ours, weighing.softmax))
+        assert_close(list(parts), [wanted, log_weight], msg=lambda m, name=name: f"parts of {name}: {m}")
         found = gradients(parts, learned)
-        assert_close(found, wanted_gradients, msg=lambda m, e=engine: f"gradient of parts of {e}: {m}")
+        assert_close(found, wanted_gradients, msg=lambda m, name=name: f"gradient of parts of {name}: {m}")
 
-    for weigh, definition in WEIGHINGS.items():
-        wanted, _ = reference.average(rows, value, LEADING, QUERIES, weigh=definition)
+    for weigh in weighings:
+        wanted, _ = reference.average(rows, value, LEADING, QUERIES, weigh=WEIGHINGS[weigh])
         wanted_gradients = slow.gradients([wanted], mask.parameters)
         for engine in (Dense(), *(() if weigh is weighing.hard else (Stream(), Stream((2, 5))))):
             mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, weigh=weigh, engine=engine)
@@ -155,9 +171,11 @@ def test_engines_drop_the_same_weights_forward_and_backward(score_name, rate):
     )
     kept = dropout.keep_mask(rate, first, second, torch.arange(KEYS))
     assert rate == 1 or 0.5 < kept.double().mean() < 0.9
-    score, mask, tensors = score_case(score_name), mask_case("both"), inputs()
-    wanted, _ = reference.attend(*tensors, score.slow, mask=mask.slow, keep=kept * (0 if rate == 1 else 1 / (1 - rate)))
-    wanted_gradients = gradients([wanted], [*tensors, *score.parameters])
+    slow, mask = scored(score_name), mask_case("both")
+    score, tensors = slow.score, slow.tensors
+    rows, factor = reference.masked(slow.rows(), LEADING, mask.slow), kept * (0 if rate == 1 else 1 / (1 - rate))
+    wanted, _ = reference.average(rows, tensors[2], LEADING, QUERIES, keep=factor)
+    wanted_gradients = slow.gradients([wanted], [])
     for name in ("chosen", "dense", "stream", "stream-1", "stream-3", "stream-2x5"):
         torch.manual_seed(3)
         mean = regard.attend(*tensors, score=score.ours, mask=mask.ours, dropout=rate, engine=ENGINES[name])
@@ -194,17 +212,17 @@ def test_stream_passes_gradcheck(score_name):
         mean, log_weight = Stream(2).attend_parts(job)
         return mean, torch.where(log_weight.isfinite(), log_weight, 0.0)
 
-    assert torch.autograd.gradcheck(parts, [*tensors, *score.parameters])
+    assert torch.autograd.gradcheck(parts, [*tensors, *score.parameters], fast_mode=True)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     leads=st.sampled_from(
         [((), (), ()), ((2,), (1,), (2,)), ((3, 1), (2,), (3, 2)), ((), (4,), ()), ((0,), (0,), (1,))]
     ),
-    sizes=st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)),
-    block=st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    sizes=st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 7), st.integers(0, 7)),
+    block=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     score=st.sampled_from(["dot", "gaussian", "laplace", "constant"]),
     causal=st.booleans(),
 )
