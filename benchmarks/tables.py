@@ -183,17 +183,22 @@ class Fill(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class AsCategory(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Words as pandas' categories, those of the training rows; in columns of too many, their numbers."""
+    """Words as pandas' categories, those of the training rows; in columns of too many, their numbers.
+
+    A column without a single value is left out: HistGradientBoosting fails on it.
+    """
 
     def __init__(self, at_most: float = math.inf) -> None:
         self.at_most = at_most
 
     def fit(self, frame: pd.DataFrame, y: Any = None) -> Self:
+        self.columns_ = [name for name in frame if frame[name].notna().any()]
+        frame = frame[self.columns_]
         self.values_ = {name: np.unique(frame[name].dropna().astype(str)) for name in categories(frame)}
         return self
 
     def transform(self, frame: pd.DataFrame) -> pd.DataFrame:
-        made = frame.copy()
+        made = frame[self.columns_].copy()
         for name, values in self.values_.items():
             column = pd.Categorical(frame[name].astype(object), categories=list(values))
             made[name] = column if len(values) <= self.at_most else column.codes.astype(float)

@@ -131,15 +131,17 @@ def attend(  # noqa: PLR0913  # the one operation: each argument is a part of it
     >>> regard.attend(query, key, value, mask=regard.masks.causal).shape
     torch.Size([2, 8, 5, 4])
     """
-    score = with_scale(score, scale)
+    if scale is not None:
+        score = with_scale(score, scale)
     if listeners:
         for listener in tuple(listeners):
             listener(query, key, score, mask, weigh)
-    usual = engine is None and weigh is softmax and type(score) is Dot and type(dropout) is float and not dropout
-    if usual and (mask is None or mask is causal or type(mask) is Tensor):
-        assert isinstance(score, Dot)
-        tensor = mask if isinstance(mask, Tensor) else None
-        mean = flash.attend_unchecked(query, key, value, score, mask is causal, tensor)
+    if type(score) is Dot and weigh is softmax and engine is None and type(dropout) is float and not dropout:
+        mean = None
+        if mask is None or mask is causal:
+            mean = flash.attend_unchecked(query, key, value, score, mask is causal)
+        elif type(mask) is Tensor:
+            mean = flash.attend_unchecked(query, key, value, score, False, mask)
         if mean is not None:
             return mean
     job = make_job(query, key, value, score, mask, weigh, dropout)

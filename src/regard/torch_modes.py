@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
+_transformation = torch._C._functorch.peek_interpreter_stack  # the innermost one, or None
 _overrides: Any = torch.overrides  # its functions for modes have no types
 
 
@@ -22,9 +23,8 @@ class Context(FunctionCtx):
     needs_input_grad: tuple[bool, ...]
 
 
-def compiling() -> bool:
-    """Whether torch is compiling or exporting the program."""
-    return torch.compiler.is_compiling()
+compiling = torch.compiler.is_compiling
+"""Whether torch is compiling or exporting the program."""
 
 
 def exporting() -> bool:
@@ -41,7 +41,7 @@ def transforming() -> bool:
     >>> seen, transforming()
     ([True], False)
     """
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not compiling() and _transformation() is not None
 
 
 @contextmanager

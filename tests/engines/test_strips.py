@@ -1,5 +1,7 @@
 """Weighings beside softmax over several strips and blocks: any score, and few keys with a weight on the CPU."""
 
+import itertools
+
 import pytest
 import torch
 from helpers.cases import gradients, rand
@@ -9,13 +11,21 @@ import regard
 from regard import masks, scores, weighing
 from regard.engines import Stream
 
-BY_BLOCKS = [weighing.linear, weighing.sigmoid(-0.5), weighing.softpick, weighing.sparsemax, weighing.entmax15]
+WEIGHINGS = [
+    *[weighing.linear, weighing.sigmoid(-0.5), weighing.softpick, weighing.sparsemax, weighing.entmax15],
+    weighing.sinks(0.4),
+]
+SCORES = [scores.scaled_dot, scores.Gaussian(2.0), lambda a, b: -torch.cdist(a, b)]
+
+
+def long_cases():
+    """Every weighing with every score; each of both with one group of heads and with two."""
+    for (number, weigh), (other, score) in itertools.product(enumerate(WEIGHINGS), enumerate(SCORES)):
+        yield pytest.param(weigh, score, 1 + (number + other) % 2, id=f"{weigh}-{other}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weigh", [*BY_BLOCKS, weighing.sinks(0.4)], ids=str)
-@pytest.mark.parametrize("score", [scores.scaled_dot, scores.Gaussian(2.0), lambda a, b: -torch.cdist(a, b)])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("weigh", "score", "groups"), list(long_cases()))
 def test_long_rows_agree_with_the_matrix(weigh, score, groups):
     """Several strips and blocks, of which few keys have a weight; masks with a reach; groups of heads."""
     query, key, value = (

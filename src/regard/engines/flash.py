@@ -4,6 +4,7 @@ torch's fused kernel, which does not build the whole matrix, needs tensors of fo
 and value that is a multiple of 8, and on the CPU no dropout. This module reshapes and pads the tensors accordingly.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -21,7 +22,10 @@ from regard.weighing import softmax
 
 MASK_LIMIT = 2**24
 """Largest mask, in elements, that is built for torch's kernel; larger ones go to `stream`."""
+SAFE_KEYS = 16
+"""Number of keys from which torch's CPU kernel keeps NaN, if it does: at least as many as a vector of the CPU holds."""
 TORCH_KERNEL = "flash: torch's scaled_dot_product_attention"
+_DTYPES = (torch.float32, torch.float64)
 torch_attention = functional.scaled_dot_product_attention
 """torch's own, whatever stands in its place later."""
 
@@ -80,7 +84,7 @@ class Flash:
             scale=scale,
             enable_gqa=job.groups > 1,
         )
-        if _may_be_wrong(mean) and not bounded(query, key, scale):
+        if _may_be_wrong(mean, job.keys, mask is not None) and not bounded(query, key, scale):
             return Stream().attend(job)
         mean = mean[..., : job.value.shape[-1]].reshape(*job.leading, job.queries, job.value.shape[-1])
         return mean.to(job.value.dtype)
@@ -95,22 +99,30 @@ def attend_unchecked(
     """
     if transforming() or not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
-    shape, key_shape = query.shape, key.shape
-    fits = len(shape) == 4 and len(key_shape) == 4 and shape[0] == key_shape[0] and shape[3] == key_shape[3]
-    if not fits or key_shape != value.shape or not key_shape[1] or shape[1] % key_shape[1] or shape[3] % 8:
+    key_shape, dtype = key.shape, query.dtype
+    if query.ndim != 4 or len(key_shape) != 4 or key_shape != value.shape:
         return None
-    if not (query.dtype == key.dtype == value.dtype in (torch.float32, torch.float64)):
+    batch, heads, queries, size = query.shape
+    key_batch, key_heads, keys, key_size = key_shape
+    if batch != key_batch or size != key_size or size % 8 or not (size and queries and keys and batch and key_heads):
         return None
-    if not (query.device == key.device == value.device) or not query.numel() or not key.numel():
+    if dtype not in _DTYPES or key.dtype != dtype or value.dtype != dtype:
         return None
-    scale = score.factor(shape[3])
-    if scale < 0 or (mask is not None and not _accepted(mask, query, key_shape[2])):
+    on_cpu = query.is_cpu and key.is_cpu and value.is_cpu
+    if not on_cpu and not query.device == key.device == value.device:
         return None
-    grouped = shape[1] != key_shape[1]
-    mean = torch_attention(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
-    if not _may_be_wrong(mean) or bounded(query, key, scale):
-        return mean
-    return None
+    if heads % key_heads or not heads or (mask is not None and not _accepted(mask, query, keys)):
+        return None
+    if score.scaled and score.scale is None and heads == key_heads:
+        mean = torch_attention(query, key, value, mask, 0.0, is_causal)  # torch's defaults: not to pass them is faster
+    elif score.factor(size) >= 0:
+        grouped = heads != key_heads
+        mean = torch_attention(query, key, value, mask, 0.0, is_causal, scale=score.factor(size), enable_gqa=grouped)
+    else:
+        return None
+    if _may_be_wrong(mean, keys, mask is not None) and not bounded(query, key, score.factor(size)):
+        return None
+    return mean
 
 
 def _accepted(mask: Tensor, query: Tensor, keys: int) -> bool:
@@ -167,14 +179,30 @@ def _too_wide(job: Job) -> bool:
         return reach(*centred(*job.score.as_distance(job.query, job.key))) > DOT_LIMIT
 
 
-def _may_be_wrong(mean: Tensor) -> bool:
-    """Whether the first number of some row is 0 or NaN, so that the row may be wrong.
+def _may_be_wrong(mean: Tensor, keys: int, has_mask: bool) -> bool:
+    """Whether the first number of some row is 0 or NaN, so that the row may be wrong; not looked at if it cannot be.
 
-    torch's CPU kernel turns a row of NaN into 0 (pytorch#141128), and a masked key into NaN.
+    torch's CPU kernel turns a row of NaN into 0 if it has few keys, and with a mask a masked key into NaN.
     """
-    if mean.device.type != "cpu" or not mean.numel() or compiling():
+    if not mean.is_cpu or compiling() or type(mean) is not Tensor:  # other kinds of tensors may hold no numbers
         return False
-    return not bool(mean.detach()[..., 0].abs().min() > 0)  # NaN is not > 0
+    if not has_mask and keys >= SAFE_KEYS and _keeps_nan(mean.dtype):
+        return False
+    return bool(mean.numel()) and not mean.detach().select(-1, 0).abs().min().item() > 0  # NaN is not > 0
+
+
+@functools.cache
+def _keeps_nan(dtype: torch.dtype) -> bool:
+    """Whether torch's CPU kernel gives NaN for a query with NaN, and for it alone; some do not (pytorch#141128)."""
+    with torch.no_grad():
+        query = torch.zeros(1, 1, SAFE_KEYS, 8, dtype=dtype)
+        query[0, 0, 0] = math.nan
+        value = torch.ones_like(query)
+        key = value.clone()
+        key[0, 0, -1] = math.nan
+        rows = [torch_attention(query, value, value), torch_attention(query, key, value, is_causal=True)]
+        expected = [[True] + [False] * (SAFE_KEYS - 1), [True] + [False] * (SAFE_KEYS - 2) + [True]]
+        return [row[0, 0, :, 0].isnan().tolist() for row in rows] == expected
 
 
 def bounded(query: Tensor, key: Tensor, scale: float) -> bool:

@@ -23,11 +23,19 @@ from regard.models.image_encoders import SmallResNet
 SHORT = TINY | {"epochs": 3}
 
 
+@pytest.fixture(scope="module")
+def scene_captioners():
+    """Hard attention trained together with its encoder, and soft attention on that encoder, which is now frozen."""
+    training = scenes(2000, seed=1)
+    data = training.images, training.captions
+    hard = Captioner("hard", encoder=SmallResNet(64), **SCENES).fit(*data)
+    return {"hard": hard, "soft": Captioner(encoder=hard.encoder_.encoder, **SCENES | {"epochs": 5}).fit(*data)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["soft", "hard"])
-def test_captions_of_scenes_are_exact_and_nouns_look_at_their_objects(attention):
-    training, test = scenes(2000, seed=1), scenes(100, seed=2)
-    captioner = Captioner(attention, encoder=SmallResNet(64), **SCENES).fit(training.images, training.captions)
+def test_captions_of_scenes_are_exact_and_nouns_look_at_their_objects(scene_captioners, attention):
+    captioner, test = scene_captioners[attention], scenes(100, seed=2)
     captions = captioner.caption(test.images, beam=3)
     assert np.mean([one == other for one, other in zip(captions, test.captions, strict=True)]) >= 0.9
     lifts = []
