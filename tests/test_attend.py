@@ -437,3 +437,43 @@ def test_nested_tensors_raise():
     nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
     with pytest.raises(TypeError, match="nested tensors are not supported: pad them"):
         regard.attend(nested, nested, nested)
+
+
+HIDDEN = {
+    "rows": torch.zeros(5, 7, dtype=torch.bool),
+    "keys": torch.zeros(2, 1, 1, 7, dtype=torch.bool),
+    "one number": torch.zeros((), dtype=torch.bool),
+    "combined": masks.both(masks.causal, torch.zeros(7, dtype=torch.bool)),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("size", [8, 3])  # 8: without a job
+def test_a_mask_that_is_all_false_raises(name, size):
+    query, key = torch.randn(2, 3, 5, size), torch.randn(2, 3, 7, size)
+    calls = [
+        lambda: regard.attend(query, key, key, mask=HIDDEN[name]),
+        lambda: regard.sdpa(query, key, key, HIDDEN[name]),
+        lambda: regard.attend(query, key, key, mask=HIDDEN[name], engine="stream", dropout=0.5),
+        lambda: regard.look(query, key, mask=HIDDEN[name]),
+        lambda: regard.look(query, key, mask=HIDDEN[name], top=2),
+        lambda: regard.plan(query, key, key, mask=HIDDEN[name]),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"no query look at any key: all of .* True = may look; .* inverted: ~mask"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("size", [8, 3])
+def test_where_the_polarity_of_a_mask_cannot_be_told_queries_see_nothing(size):
+    query, key = torch.randn(2, 3, 5, size), torch.randn(2, 3, 7, size)
+    hidden = torch.zeros(2, 1, 5, 7, dtype=torch.bool)
+    assert (regard.attend(query[:, :, :1], key, key, mask=hidden[:, :, :1]) == 0).all()  # one query may be blind
+    assert (regard.attend_parts(query, key, key, mask=hidden).log_weight == -math.inf).all()  # and all, of a part
+    assert regard.attend(query.to("meta"), key.to("meta"), key.to("meta"), mask=hidden.to("meta")).shape == query.shape
+    hidden[1, 0, 4, 6] = True
+    mean = regard.attend(query, key, key, mask=hidden)
+    assert_close(mean[1, :, 4], key[1, :, 6])
+    assert (mean[0] == 0).all()

@@ -36,7 +36,7 @@ from regard.engines.stream import fusible, mask_gradient
 from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal
-from regard.masks.evaluation import has_reach, parts_of
+from regard.masks.evaluation import check_polarity, has_reach, parts_of
 from regard.parts import Attended
 from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot, with_scale
 from regard.torch_modes import compiling, transforming
@@ -120,7 +120,8 @@ def attend(  # noqa: PLR0913  # the one operation: each argument is a part of it
     `[batch, heads, q, d]`, key and value `[batch, heads / groups, k, …]` (Ainslie et al. 2023).
 
     score     one of `regard.scores`, or any callable `(query, key) -> [..., q, k]`
-    mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added
+    mask      one of `regard.masks`, a boolean tensor (True = may look), or a bias that is added. A boolean tensor that
+              is all False, for more than one query, raises ValueError
     weigh     one of `regard.weighing`
     dropout   the fraction of weights that are dropped; if not 0, also outside of training. The seed is torch's
     scale     the factor of the inner product, for the scores `scaled_dot` (by default 1/√d) and `dot`
@@ -145,6 +146,7 @@ def attend(  # noqa: PLR0913  # the one operation: each argument is a part of it
         if mean is not None:
             return mean
     job = make_job(query, key, value, score, mask, weigh, dropout)
+    check_polarity(mask, job.queries)
     if engine is None:
         return ENGINES[choose(job).engine].attend(job)
     return _engine_for(engine, job).attend(job)
@@ -161,7 +163,8 @@ def attend_parts(
 ) -> Attended:
     """Attention to these keys as a part of all keys: mean `[..., q, v]` and log weight `[..., q]`.
 
-    Parts over disjoint keys are joined by `regard.merge`. Both have gradients. `scale` as in `attend`.
+    Parts over disjoint keys are joined by `regard.merge`. Both have gradients. `scale` as in `attend`. No query need
+    see a key of a part.
 
     >>> import torch, regard
     >>> parts = regard.attend_parts(torch.randn(3, 4), torch.randn(9, 4), torch.randn(9, 2))
@@ -227,6 +230,7 @@ def look(
     ([[1, 2]], [0.989, 0.011])
     """
     job = make_job(query, key, key, with_scale(score, scale), mask, weigh, 0.0)
+    check_polarity(mask, job.queries)
     if top is not None:
         if ENGINES["stream"].refuses(job):
             name = getattr(weigh, "__name__", weigh)
@@ -264,6 +268,7 @@ def plan(  # noqa: PLR0913  # as `attend`
     """
     score = with_scale(score, scale)
     job = make_job(query, key, value, score, mask, weigh, dropout)
+    check_polarity(mask, job.queries)
     scores_of(score, query[..., :1, :], repeat_heads(key[..., :1, :], job.groups))  # raises what attend would raise
     if engine is None:
         chosen = choose(job)

@@ -318,13 +318,15 @@ def test_a_seen_nan_beside_hidden_keys_is_not_taken_for_nothing(sick, dtype):
     assert regard.look(query, key, mask=only[None], top=2).weight.isnan().all()
 
 
-def test_a_query_that_sees_nothing_gives_no_nan_forward_or_backward():
+@pytest.mark.parametrize("kind", ["function", "bias"])
+def test_a_query_that_sees_nothing_gives_no_nan_forward_or_backward(kind):
+    # Not a boolean tensor: all False, that raises.
+    nobody = torch.full((KEYS,), -math.inf, dtype=torch.float64) if kind == "bias" else lambda q, k: q + k < 0
     for score in (scores.scaled_dot, scores.Gaussian(1.0), scores.Epanechnikov(1e-3), score_case("tanh").ours):
         for engine in ("dense", "flash", "stream"):
             if engine == "flash" and not hasattr(score, "as_dot"):
                 continue
             tensors = inputs()
-            nobody = torch.zeros(KEYS, dtype=torch.bool)
             mean = regard.attend(*tensors, score=score, mask=nobody, engine=engine)
             assert torch.equal(mean, torch.zeros_like(mean))
             for found in torch.autograd.grad(mean.sum(), tensors, allow_unused=True):

@@ -16,6 +16,7 @@ from regard.engines.job import Job, broadcast
 from regard.engines.stream import Stream
 from regard.kernels import DOT_LIMIT, centred, reach
 from regard.masks import as_bias, causal
+from regard.masks.evaluation import check_polarity
 from regard.scores import Dot, is_inner_product, is_squared_distance
 from regard.torch_modes import compiling, transforming
 from regard.weighing import softmax
@@ -120,8 +121,10 @@ def attend_unchecked(
         mean = torch_attention(query, key, value, mask, 0.0, is_causal, scale=score.factor(size), enable_gqa=grouped)
     else:
         return None
-    if _may_be_wrong(mean, keys, mask is not None) and not bounded(query, key, score.factor(size)):
-        return None
+    if _may_be_wrong(mean, keys, mask is not None):
+        check_polarity(mask, queries)  # if no query sees a key, all means are 0
+        if not bounded(query, key, score.factor(size)):
+            return None
     return mean
 
 

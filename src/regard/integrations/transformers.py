@@ -264,6 +264,8 @@ class _Positions:
         if padding is not None:
             shown = padding[:, inside.key_start : inside.key_start + inside.keys]
             shown = functional.pad(shown, (0, inside.keys - shown.shape[1]))
+            if not shown.any():
+                return slice(first, first), None  # texts of padding only
             parts += [] if bool(shown.all()) else [shown[:, None, None, :]]  # [batch, 1, 1, k]
         return keys, functools.reduce(both, parts) if parts else None
 

@@ -8,8 +8,10 @@ a time, without a matrix:
     def every_other(query_index, key_index):
         return (query_index - key_index) % 2 == 0
 
-A boolean tensor that broadcasts to `[..., q, k]` is a mask too. A tensor or callable of floating
-point numbers is a bias: it is added to the scores (ALiBi, relative positions), and -inf masks a key.
+A boolean tensor that broadcasts to `[..., q, k]` is a mask too. `attend` and `look` raise ValueError if it is False
+everywhere, for several queries: then its polarity is most likely inverted. (Not on a GPU, and not in a compiled
+program, where looking at its values would cost time.) A tensor or callable of floating point numbers is a bias: it is
+added to the scores (ALiBi, relative positions), and -inf masks a key.
 `both` combines any two of these. Keys that all queries mask may be NaN if no gradient is needed;
 their values may not, since weight 0 times NaN is NaN.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.checks import positive
 from regard.masks.kinds import Both, Documents, Mask, Padding, Shifted, entries, two_dimensional
+from regard.torch_modes import compiling, transforming
 
 
 def parts_of(mask: Mask | None) -> tuple[Mask, ...]:
@@ -17,6 +18,27 @@ def parts_of(mask: Mask | None) -> tuple[Mask, ...]:
     if isinstance(mask, Both):
         return parts_of(mask.first) + parts_of(mask.second)
     return (mask,)
+
+
+def check_polarity(mask: Mask | None, queries: int) -> None:
+    """Raise if a boolean tensor lets none of several queries look at any key: most likely its meaning is inverted.
+
+    A single query may see nothing. Numbers are not looked at on a GPU, where that would wait for it, or in a compiled
+    program.
+
+    >>> import torch
+    >>> check_polarity(torch.tensor([[False, False], [False, True]]), queries=2)
+    """
+    if queries < 2 or compiling() or transforming():
+        return
+    for part in parts_of(mask):
+        if not isinstance(part, Tensor) or type(part) is not Tensor or not part.is_cpu:
+            continue  # other kinds of tensors may hold no numbers
+        if part.dtype == torch.bool and part.numel() and not part.any():
+            raise ValueError(
+                f"mask lets no query look at any key: all of {list(part.shape)} is False. True = may look; a mask in"
+                " which True hides a key, as those of nn.MultiheadAttention, must be inverted: ~mask"
+            )
 
 
 def tensors_of(mask: Mask | None) -> list[Tensor]:
