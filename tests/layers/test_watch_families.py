@@ -82,7 +82,7 @@ def test_a_family_without_sdpa_cannot_be_built_with_it(name):
         build(name, "sdpa")
 
 
-@pytest.mark.parametrize("name", ["gemma2", "llama"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "llama"])
 def test_regards_own_implementation_is_heard(name):
     import regard.integrations.transformers
 
@@ -90,10 +90,11 @@ def test_regards_own_implementation_is_heard(name):
     with torch.no_grad():
         expected = build(name)(**given, output_attentions=True).attentions
         model = build(name, "regard")
-        with regard.watch(model) as record:
+        with regard.watch(model) as record, regard.watch(model, top=3) as best:
             model(**given)
-    for ours, theirs in zip(record.attentions(), expected, strict=True):
+    for ours, largest, theirs in zip(record.attentions(), best.values(), expected, strict=True):
         assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+        assert_close(largest[0].weight, ours.topk(3).values)
 
 
 def test_eager_attention_raises_and_says_what_to_do():

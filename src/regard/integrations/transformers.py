@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from regard.attend import Look, attend, attend_parts, look
+from regard.attend import Look, attend, look
 from regard.checks import positive
 from regard.masks import Mask, Reach, both, causal, documents
 from regard.masks.kinds import Shifted
-from regard.parts import Attended, merge
 from regard.scores import Dot, Score
 from regard.scores import softcap as capped
 from regard.torch_modes import compiling
+from regard.weighing import Weighing, sinks, softmax
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
@@ -94,16 +94,14 @@ def attention(  # noqa: PLR0913  # the signature of transformers
     score: Score = Dot(scaled=True, scale=None if scaling is None else float(scaling))
     if softcap is not None:
         score = capped(score, softcap)
-    if s_aux is None:
-        mean, sink = attend(query, key, value, score=score, mask=mask, dropout=float(dropout)), None
-    else:
-        mean, sink = _attend_with_sinks(query, key, value, score, mask, float(dropout), s_aux)
+    weigh: Weighing = softmax if s_aux is None else sinks(s_aux)
+    mean = attend(query, key, value, score=score, mask=mask, weigh=weigh, dropout=float(dropout))
     found = None
     if _asked(kwargs) and not compiling():
-        found = look(query, key, score=score, mask=mask, top=min(top, key.shape[2])) if key.shape[2] else None
+        top = min(top, key.shape[2])
+        found = look(query, key, score=score, mask=mask, weigh=weigh, top=top) if top else None
     if found is not None:
-        index = torch.where(found.index < 0, found.index, found.index + keys.start)
-        found = Look(index, found.weight if sink is None else found.weight * (1 - sink))
+        found = Look(torch.where(found.index < 0, found.index, found.index + keys.start), found.weight)
     return mean.transpose(1, 2).contiguous(), found  # [batch, heads, q, size] → [batch, q, heads, size]
 
 
@@ -111,22 +109,6 @@ def _asked(kwargs: dict[str, object]) -> bool:
     """Whether the caller of the model asked for attentions. Not every model passes that on to its layers."""
     collector = output_capturing._active_collector.get() or {}
     return bool(kwargs.get("output_attentions")) or any("attentions" in name for name in collector)
-
-
-def _attend_with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Mask | None, dropout: float, sinks: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Attention where each head has one more key, of value 0, whose score is learned; and the weight of that key.
-
-    sinks   `[heads]`; the weight is `[batch, heads, q, 1]`
-    """
-    parts = attend_parts(query, key, value, score=score, mask=mask)
-    if dropout:
-        parts = Attended(attend(query, key, value, score=score, mask=mask, dropout=dropout), parts.log_weight)
-    nothing = Attended(parts.mean.new_zeros(()), sinks.to(parts.log_weight.dtype).view(-1, 1))  # [heads, 1]
-    whole = merge(parts, nothing)
-    weight = (nothing.log_weight - whole.log_weight).exp().unsqueeze(-1)
-    return whole.mean.to(query.dtype), weight.detach()
 
 
 def _visible(
