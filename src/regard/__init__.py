@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from regard.estimators.bags.quadratic import FlatRegressor as FlatRegressor
     from regard.estimators.bags.quadratic import QuadraticRegressor as QuadraticRegressor
     from regard.estimators.captioning.estimator import Captioner as Captioner
+    from regard.estimators.tables.attention import AttentionClassifier as AttentionClassifier
+    from regard.estimators.tables.attention import AttentionRegressor as AttentionRegressor
     from regard.estimators.tables.estimator import NadarayaWatson as NadarayaWatson
     from regard.estimators.tables.estimator import NadarayaWatsonClassifier as NadarayaWatsonClassifier
     from regard.estimators.translation.estimator import Translator as Translator

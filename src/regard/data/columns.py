@@ -258,17 +258,20 @@ class Columns:
             name: categories[index].kind if index in categories else "number" for index, name in enumerate(self.names)
         }
 
-    def encode(self, X: object) -> object:  # noqa: N803
+    def encode(self, X: object, allow_missing: bool = False) -> object:  # noqa: N803
         """The table with categories as codes; a frame stays one, so that its names can be checked.
 
-        What is not a table is returned as it is: scikit-learn's own error is better.
+        A missing cell raises, or with `allow_missing` becomes NaN. What is not a table is returned as it is:
+        scikit-learn's own error is better.
         """
         if is_frame(X):
-            check_complete(X, "fill it in, or leave the row out", prefix="Input X contains NaN: ")
+            if not allow_missing:
+                check_complete(X, "fill it in, or leave the row out", prefix="Input X contains NaN: ")
             encoded = X.copy() if self.categories else X
             for index, (name, (_, column)) in enumerate(zip(self.names, X.items(), strict=False)):
                 if index in self.categories:
-                    encoded.isetitem(index, self._codes_of(np.asarray(column, dtype=object), index))
+                    cells = np.asarray(column, dtype=object)
+                    encoded.isetitem(index, self._codes_of(cells, index, allow_missing))
                 elif not import_pandas().api.types.is_numeric_dtype(column.dtype):
                     raise ValueError(
                         f"column {name!r} must hold numbers, got {column.iloc[0]!r}:"
@@ -280,10 +283,10 @@ class Columns:
         cells: _Cells = np.array(X, dtype=object)
         for index in self.categories:
             if index < cells.shape[1]:
-                cells[:, index] = self._codes_of(cells[:, index], index)
+                cells[:, index] = self._codes_of(cells[:, index], index, allow_missing)
         return cells
 
-    def _codes_of(self, column: _Cells, index: int) -> Floats:
+    def _codes_of(self, column: _Cells, index: int, allow_missing: bool) -> Floats:
         """Codes of a column's values. An unseen one gets -1, which differs from all others, and a warning.
 
         If the categories have an order, it raises.
@@ -291,10 +294,12 @@ class Columns:
         name, category = self.names[index], self.categories[index]
         known = {value: code for code, value in enumerate(category.values)}
         cells = [_as_value(value) for value in column]
-        missing = next((row for row, value in enumerate(cells) if is_missing(value)), None)
-        if missing is not None:
-            raise ValueError(f"Input X contains NaN: a missing value in the categorical column {name!r}, row {missing}")
+        missing = [is_missing(value) for value in cells]
+        if any(missing) and not allow_missing:
+            row = missing.index(True)
+            raise ValueError(f"Input X contains NaN: a missing value in the categorical column {name!r}, row {row}")
         codes = np.array([known.get(value, -1) for value in cells], dtype=float)
+        codes[missing] = np.nan
         unseen = codes < 0
         if not unseen.any():
             return codes

@@ -1,4 +1,9 @@
-"""Predict from a table of rows: kernel regression and classification."""
+"""Predict from a table of rows: kernel regression and classification, and the strong models without settings."""
 
-ESTIMATORS = {"NadarayaWatson": "estimator", "NadarayaWatsonClassifier": "estimator"}
-RESULTS = {"Evidence": "evidence"}
+ESTIMATORS = {
+    "AttentionRegressor": "attention",
+    "AttentionClassifier": "attention",
+    "NadarayaWatson": "estimator",
+    "NadarayaWatsonClassifier": "estimator",
+}
+RESULTS = {"Evidence": "evidence", "Explanation": "explanation"}

@@ -40,7 +40,7 @@ from regard.estimators.tables.bandwidth import (
     leave_one_out_rows,
     parse_bandwidth,
 )
-from regard.estimators.tables.evidence import Evidence, Labels, is_numeric, row_labels, top_rows
+from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, row_labels, top_rows
 from regard.estimators.tables.smoother import Smoother, marginal_effects
 from regard.kernels import KERNELS, KernelName
 from regard.saving import to_json
@@ -300,7 +300,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
         """Store the rows [n, d] and targets [n] or [n, c], and choose the bandwidth."""
         names = target_names(y)
-        _check_no_words(y)
+        check_no_words(y, "NadarayaWatsonClassifier")
         table = self._read_table(X)
         rows, y = validate_data(self, table, y, dtype=np.float64, multi_output=True, y_numeric=True)
         target = np.array(y, dtype=np.float64)
@@ -404,18 +404,3 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
         """The accuracy on training rows, each predicted from all others; see `NadarayaWatson.left_out_score`."""
         value, mean, weight = self._leave_one_out()
         return float(np.average(value.argmax(axis=1) == mean.argmax(axis=1), weights=weight))
-
-
-def _check_no_words(y: ArrayLike) -> None:
-    """Raise if the targets are words: those are classes."""
-    flat: NDArray[Any] = np.asarray(y).ravel()
-    if flat.dtype.kind not in "OUT":
-        return
-    try:
-        flat.astype(float)
-    except (TypeError, ValueError):
-        words = [str(one) for one in flat if isinstance(one, str)]
-        if words:
-            raise ValueError(
-                f"targets must be numbers, got {words[0]!r}: NadarayaWatsonClassifier predicts classes"
-            ) from None

@@ -1,11 +1,12 @@
 """Evidence of a kernel regression: the training rows behind each prediction, and their weights."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.spatial import KDTree
 
 from regard.data.columns import Floats
@@ -93,13 +94,24 @@ def top_rows(smoother: Smoother, query: Floats, top: int) -> Evidence:
     by_name = isinstance(smoother.kernel, str) and smoother.kernel in KERNELS
     if by_distance and by_name and len(query) * len(smoother.rows) >= TREE_PAIRS:
         return _top_rows_by_tree(smoother, query, top)
-    blocks = []
+    return largest_rows(_row_weights(smoother, query), top)
+
+
+def _row_weights(smoother: Smoother, query: Floats) -> Iterator[Floats]:
+    """The weights of all rows for a block of queries at a time, [some, n]."""
     for block, weight, log_weight in smoother.weight_blocks(query):
         if smoother.order == 1:
             weight = _local_linear_weight(smoother, query[block], weight)
         empty = np.flatnonzero(log_weight == -math.inf)
         if len(empty):
             weight[empty] = smoother.nearest_weight(query[block][empty])
+        yield weight
+
+
+def largest_rows(weights: Iterable[Floats], top: int) -> Evidence:
+    """The `top` largest weights by absolute value of blocks of weights [some, n], and the sum of all others."""
+    blocks = []
+    for weight in weights:
         size = np.abs(weight)
         index = np.argpartition(-size, top - 1, axis=1)[:, :top]
         index = np.take_along_axis(index, np.argsort(-np.take_along_axis(size, index, 1), axis=1, kind="stable"), 1)
@@ -145,3 +157,16 @@ def row_labels(X: object) -> Labels | None:  # noqa: N803
 def is_numeric(labels: Labels) -> bool:
     """Whether labels are integers or floats, which a file holds as an array."""
     return labels.dtype.kind in "iuf"
+
+
+def check_no_words(y: ArrayLike, classifier: str) -> None:
+    """Raise if the targets are words: those are classes, which `classifier` predicts."""
+    flat: NDArray[Any] = np.asarray(y).ravel()
+    if flat.dtype.kind not in "OUT":
+        return
+    try:
+        flat.astype(float)
+    except (TypeError, ValueError):
+        words = [str(one) for one in flat if isinstance(one, str)]
+        if words:
+            raise ValueError(f"targets must be numbers, got {words[0]!r}: {classifier} predicts classes") from None

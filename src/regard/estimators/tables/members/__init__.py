@@ -1,0 +1,1 @@
+"""The members of the stack behind `AttentionRegressor` and `AttentionClassifier`."""

@@ -1,0 +1,205 @@
+"""The stack behind `AttentionRegressor` and `AttentionClassifier`: members fitted on folds, weighted by rows left out.
+
+    f(x) = Σₘ wₘ · mean over folds of fₘ(x)        wₘ ≥ 0, Σ wₘ = 1
+
+Every member is a weighted sum of targets, so f is one too. A member of fold k has not seen the rows of fold k. Its
+predictions for them choose the weights w, so that a member that fails on this table gets none.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from regard.compiled.threads import spread
+from regard.estimators.tables.members.base import Floats, Inputs, Mean, Member, Rows
+from regard.estimators.tables.members.kernel_ridge import KernelRidge
+from regard.estimators.tables.members.network import Network
+from regard.estimators.tables.members.trees import BoostedTrees
+from regard.progress import ProgressBar
+
+MEMBERS: dict[str, type[Member]] = {
+    "mean": Mean,
+    "kernel_ridge": KernelRidge,
+    "trees": BoostedTrees,
+    "network": Network,
+}
+"""The kinds of members by their names in a model folder."""
+_BLOCK = 2**24
+"""Number of coefficients that are computed at a time."""
+_FEW = 10
+"""Number of rows below which nothing but the mean and kernel ridge is tried."""
+
+
+class Effort(NamedTuple):
+    """What a level of effort buys."""
+
+    folds: int
+    centres: int  # of kernel ridge
+    rounds: int
+    trees: int
+    tree_rate: float
+    epochs: float  # of networks; 0: none
+    steps: tuple[int, int]  # least and most of a network
+    width: int
+
+
+EFFORTS = {
+    "low": Effort(5, 300, 1, 150, 0.1, 0, (0, 0), 0),
+    "medium": Effort(5, 1000, 2, 500, 0.05, 60, (1000, 6000), 256),
+    "high": Effort(10, 2000, 4, 1000, 0.03, 100, (1500, 16000), 256),
+}
+Fit = Callable[[Rows, int], Member]
+
+
+def member_fits(effort: Effort, rows: int, classify: bool) -> dict[str, Fit]:
+    """The functions that fit each kind of member."""
+    fits: dict[str, Fit] = {
+        "mean": Mean.fit,
+        "kernel_ridge": partial(KernelRidge.fit, centres=effort.centres, rounds=effort.rounds),
+    }
+    if rows < _FEW:
+        return fits
+    fits["trees"] = partial(BoostedTrees.fit, trees=effort.trees, rate=effort.tree_rate)
+    if effort.epochs:
+        length = {"epochs": effort.epochs, "steps": effort.steps, "width": effort.width}
+        fits["network"] = partial(Network.fit, classify=classify, **length)  # type: ignore[arg-type]
+    return fits
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Members by kind, one per fold, and their weights."""
+
+    members: dict[str, list[Member]]
+    weight: dict[str, float]
+    fold: NDArray[np.int64]  # [n]  the fold of each training row, which its member has not seen
+
+    @property
+    def folds(self) -> int:
+        """The number of folds."""
+        return int(self.fold.max()) + 1
+
+    def predict(self, query: Inputs) -> Floats:
+        """Predictions [m, c]."""
+        return sum(  # type: ignore[return-value]
+            self.weight[name] / len(members) * member.predict(query)
+            for name, members in self.members.items()
+            for member in members
+        )
+
+    def coefficient_blocks(self, query: Inputs, rows: Rows) -> Iterator[tuple[slice, Floats]]:
+        """The weight of every training row in each prediction, a block of queries at a time: which, [some, n]."""
+        size = max(1, _BLOCK // len(rows.weight))
+        for start in range(0, len(query.bins), size):
+            block = slice(start, start + size)
+            yield block, self._coefficients(query.take(block), rows)
+
+    def _coefficients(self, query: Inputs, rows: Rows) -> Floats:
+        total = np.zeros((len(query.bins), len(rows.weight)))
+        for name, members in self.members.items():
+            for fold, member in enumerate(members):
+                seen = training_rows(self.fold, fold)
+                total[:, seen] += self.weight[name] / len(members) * member.coefficients(query, rows.take(seen))
+        return total
+
+
+def training_rows(fold: NDArray[np.int64], number: int) -> NDArray[np.intp]:
+    """The rows that the members of one fold are fitted on; all of them if there is only one row."""
+    rows = np.flatnonzero(fold != number)
+    return rows if len(rows) else np.arange(len(fold))
+
+
+def assign_folds(value: Floats, count: int, seed: int, classify: bool) -> NDArray[np.int64]:
+    """A fold for each row, at random; of classes in the same proportions."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(value))
+    if classify:
+        order = order[np.argsort(value[order].argmax(axis=1), kind="stable")]
+    fold = np.empty(len(value), dtype=np.int64)
+    fold[order] = np.arange(len(value)) % max(1, min(count, len(value)))
+    return fold
+
+
+class Stacked(NamedTuple):
+    """A stack, and its predictions for the training rows by members that have not seen them."""
+
+    stack: Stack
+    left_out: Floats  # [n, c]
+
+
+def fit_stack(rows: Rows, effort: Effort, *, classify: bool, seed: int, progress: bool) -> Stacked:
+    """Fit all members on all folds, and choose their weights."""
+    fold = assign_folds(rows.value, effort.folds, seed, classify)
+    fits = member_fits(effort, len(fold), classify)
+    # Longest first, so that no thread is left with a long one at the end.
+    work = [(name, number) for name in reversed(fits) for number in range(int(fold.max()) + 1)]
+    done = 0
+    with ProgressBar("fitting", len(work), shown=progress) as bar:
+
+        def fit(task: tuple[str, int]) -> tuple[Member, Floats]:
+            nonlocal done
+            name, number = task
+            seen = training_rows(fold, number)
+            member = fits[name](rows.take(seen), 1000 * seed % 2**31 + number)
+            predicted = member.predict(rows.inputs.take(fold == number))
+            done += 1
+            bar.update(done=done)
+            return member, predicted
+
+        fitted = dict(zip(work, spread(fit, work), strict=True))
+    left_out = {name: np.empty_like(rows.value) for name in fits}
+    for (name, number), (_, predicted) in fitted.items():
+        left_out[name][fold == number] = predicted
+    weight = choose_weights(left_out, rows)
+    members = {
+        name: [fitted[name, number][0] for number in range(int(fold.max()) + 1)] for name in fits if weight[name]
+    }
+    weight = {name: weight[name] for name in members}
+    stack = Stack(members, weight, fold)
+    return Stacked(stack, sum(weight[name] * left_out[name] for name in members))  # type: ignore[arg-type]
+
+
+def choose_weights(left_out: dict[str, Floats], rows: Rows) -> dict[str, float]:
+    """Weights of at least 0 that add up to 1 and fit the targets best, by predictions for rows left out."""
+    names = list(left_out)
+    root = np.sqrt(rows.weight / rows.weight.mean())[:, None]
+    deviation = rows.value.std(axis=0)
+    unit = np.where(deviation > 0, deviation, 1.0)
+    mean = rows.value.mean(axis=0)
+    design = np.stack([(root * (left_out[name] - mean) / unit).ravel() for name in names], axis=1)  # [n · c, members]
+    target = (root * (rows.value - mean) / unit).ravel()
+    penalty = 1e3 * np.sqrt(len(target))
+    found, _ = nnls(np.vstack([design, np.full(len(names), penalty)]), np.append(target, penalty))
+    found = np.where(found < 0.01, 0.0, found)
+    if not found.sum() or not np.isfinite(found).all():
+        found = np.array([float(name == "mean") for name in names])
+    return dict(zip(names, (found / found.sum()).tolist(), strict=True))
+
+
+def stack_arrays(stack: Stack) -> dict[str, NDArray[Any]]:
+    """The members as arrays, by kind, fold and name."""
+    arrays = {
+        f"{name}.{number}.{key}": array
+        for name, members in stack.members.items()
+        for number, member in enumerate(members)
+        for key, array in member.arrays().items()
+    }
+    return arrays | {"fold": stack.fold}
+
+
+def restore_stack(weight: dict[str, float], arrays: dict[str, NDArray[Any]]) -> Stack:
+    """The stack of `stack_arrays`."""
+    fold = arrays["fold"]
+    members: dict[str, list[Member]] = {}
+    for name in weight:
+        members[name] = []
+        for number in range(int(fold.max()) + 1):
+            prefix = f"{name}.{number}."
+            own = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+            members[name].append(MEMBERS[name].from_arrays(own))
+    return Stack(members, weight, fold)
