@@ -270,8 +270,8 @@ class Columns:
             encoded = X.copy() if self.categories else X
             for index, (name, (_, column)) in enumerate(zip(self.names, X.items(), strict=False)):
                 if index in self.categories:
-                    cells = np.asarray(column, dtype=object)
-                    encoded.isetitem(index, self._codes_of(cells, index, allow_missing))
+                    codes = self._codes_of(np.asarray(column, dtype=object), index, allow_missing)
+                    encoded.isetitem(index, codes)
                 elif not import_pandas().api.types.is_numeric_dtype(column.dtype):
                     raise ValueError(
                         f"column {name!r} must hold numbers, got {column.iloc[0]!r}:"

@@ -255,7 +255,7 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         if "single" in config["target"]:
             self.single_ = config["target"]["single"]
         kind = Intervals if "single" in config["target"] else Temperature
-        self.calibration_ = kind.from_arrays(part("calibration."))
+        self.calibration_: Any = kind.from_arrays(part("calibration."))
 
 
 def shown_cells(cells: Floats, category: Category | None, is_date: bool) -> Labels:
@@ -369,7 +369,8 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):  # type: ignore
         self.calibration_ = fit_temperature(self.left_out_, self.rows_)
 
     def _explained(self, cells: Floats) -> Floats:
-        return self.calibration_.probability(self._scores(cells))
+        chance: Floats = self.calibration_.probability(self._scores(cells))
+        return chance
 
     def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The probability of each class, [m, classes]."""

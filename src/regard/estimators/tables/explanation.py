@@ -98,7 +98,8 @@ def column_effects(
                 base, effects = np.zeros_like(before), np.zeros((len(cells), len(groups), before.shape[1]))
             base += before / _ORDERS
             for group in order:
-                mixed[:, groups[group]] = cells[:, groups[group]]
+                columns = np.array(groups[int(group)])
+                mixed[:, columns] = cells[:, columns]
                 after = predict(mixed)
                 effects[:, group] += (after - before) / _ORDERS
                 before = after

@@ -38,17 +38,17 @@ def expand_dates(table: object) -> tuple[object, dict[int, int]]:
     if not is_frame(table):
         return table, {}
     pd = import_pandas()
-    table = table.copy()
+    frame = table.copy()
     owner: dict[int, int] = {}
-    for index in range(table.shape[1]):
-        column = table.iloc[:, index]
+    for index in range(frame.shape[1]):
+        column = frame.iloc[:, index]
         if not pd.api.types.is_datetime64_any_dtype(column.dtype):
             continue
-        table.isetitem(index, _days(column))
+        frame.isetitem(index, _days(column))
         for part in ("day_of_week", "month", "hour"):
-            owner[table.shape[1]] = index
-            table[f"{table.columns[index]} {part}"] = getattr(column.dt, part).astype(float)
-    return table, owner
+            owner[frame.shape[1]] = index
+            frame[f"{frame.columns[index]} {part}"] = getattr(column.dt, part).astype(float)
+    return frame, owner
 
 
 def _days(column: "Series") -> "Series":
@@ -77,7 +77,7 @@ class Encoder:
         """Learn from cells, without their targets."""
         categorical = np.zeros(cells.shape[1], bool)
         categorical[columns.codes] = True
-        gaps = np.isnan(cells).any(axis=0)
+        gaps = np.asarray(np.isnan(cells).any(axis=0))
         number = cells[:, ~categorical]
         median = np.array([np.median(_known(column)) for column in number.T])
         filled = np.where(np.isnan(number), median, number)

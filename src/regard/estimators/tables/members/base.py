@@ -101,7 +101,7 @@ class Ridge:
     f(z) = mean of y + (z - mean of z) A Σᵢ ωᵢ (zᵢ - mean of z)ᵀ yᵢ        A = (Zᵀ Ω Z + λI)⁻¹
     """
 
-    STRENGTHS: ClassVar[Floats] = 10.0 ** np.arange(-4, 6)
+    STRENGTHS: ClassVar[NDArray[np.floating[Any]]] = 10.0 ** np.arange(-4, 6)
 
     centre: Floats  # [h]  weighted mean of the features
     inverse: Floats  # [h, h]  A
@@ -137,9 +137,10 @@ class Ridge:
 
     def coefficients(self, features: NDArray[Any], train: NDArray[Any], weight: Floats) -> Floats:
         """The weight of each training row [m, n]: features of queries [m, h] and of training rows [n, h]."""
-        share = ((features - self.centre) @ self.inverse) @ ((train - self.centre) * weight[:, None]).T
+        share: Floats = ((features - self.centre) @ self.inverse) @ ((train - self.centre) * weight[:, None]).T
         # Σᵢ ωᵢ (zᵢ - mean) = 0, so that the targets need not be centred.
-        return share + weight / weight.sum()
+        share += weight / weight.sum()
+        return share
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {f"ridge.{field.name}": getattr(self, field.name) for field in dataclasses.fields(self)}

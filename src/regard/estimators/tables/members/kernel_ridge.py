@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from regard.estimators.tables.members.base import Floats, Inputs, Member, Ridge, Rows, Singles, checked_arrays
+from regard.estimators.tables.members.base import Floats, Inputs, Member, Ridge, Rows, Singles
 
 _FACTORS = (0.3, 1.0, 3.0)
 """Bandwidths that are tried, in median distances."""
@@ -39,7 +39,7 @@ class KernelRidge(Member):
         chosen = random.permutation(len(x))[:centres]
         metric = np.eye(x.shape[1], dtype=np.float32)
         best: Self | None = None
-        factors = _FACTORS
+        factors: tuple[float, ...] = _FACTORS
         for step in range(rounds + 1):
             sample = x[random.permutation(len(x))[:1000]]
             median = float(np.median(_distance(sample @ metric, x[chosen] @ metric))) or 1.0
@@ -60,7 +60,7 @@ class KernelRidge(Member):
         points = rows.inputs.scaled @ metric
         centres = points[chosen]
         kernel = np.exp(-_distance(centres, centres))
-        root = np.linalg.cholesky(kernel + _JITTER * np.eye(len(kernel)))
+        root = np.asarray(np.linalg.cholesky(kernel + _JITTER * np.eye(len(kernel))), np.float64)
         return cls(metric, centres, root, Ridge.fit(_features(points, centres, root), rows.value, rows.weight))
 
     def _next_metric(self, x: Singles) -> Singles:
@@ -88,12 +88,12 @@ class KernelRidge(Member):
         return _features(inputs.scaled @ self.metric, self.centres, self.root)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"metric": self.metric, "centres": self.centres, "root": self.root} | self.ridge.arrays()
+        own: dict[str, NDArray[Any]] = {"metric": self.metric, "centres": self.centres, "root": self.root}
+        return own | self.ridge.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
-        own = {name: array for name, array in arrays.items() if not name.startswith("ridge.")}
-        return cls(**checked_arrays(cls, own | {"ridge": Ridge.from_arrays(arrays)}))  # type: ignore[dict-item]
+        return cls(arrays["metric"], arrays["centres"], arrays["root"], Ridge.from_arrays(arrays))
 
 
 def _distance(a: Singles, b: Singles) -> Floats:

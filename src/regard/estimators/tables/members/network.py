@@ -166,12 +166,12 @@ def _train(
             losses = (predicted - y[index]).square().mean(dim=1)
         loss = (losses * weight[index]).mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 def _evaluate(features: Features, x: Singles) -> Floats:
     """Features [n, width] of rows [n, p], a block at a time."""
     with torch.no_grad():
-        blocks = [features(block) for block in torch.as_tensor(x).split(4096)]
+        blocks = [features(block) for block in torch.split(torch.as_tensor(x), 4096)]
         return torch.cat(blocks).double().numpy()

@@ -74,10 +74,11 @@ class BoostedTrees(Member):
         rates = np.zeros((len(leaf), 2 ** (DEPTH + 1) - 1))
         for tree, one in enumerate(leaf):
             loops.leaf_rates(one.astype(np.int32), rows.weight, float(self.rate), rates[tree])
-        share = np.zeros((len(query.bins), len(rows.weight)))
+        share: Floats = np.zeros((len(query.bins), len(rows.weight)))
         loops.row_shares(leaf, query_leaf, rows.weight, rates, share)
         # Residuals are those from the mean, of which each row has its part.
-        return share + (1 - share.sum(axis=1, keepdims=True)) * (rows.weight / rows.weight.sum())
+        share += (1 - share.sum(axis=1, keepdims=True)) * (rows.weight / rows.weight.sum())
+        return share
 
     def _leaves(self, inputs: Inputs) -> NDArray[np.uint8]:
         """The leaf of each row in each tree, [trees, n]."""
