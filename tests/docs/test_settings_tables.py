@@ -10,7 +10,7 @@ import regard
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
-    "tables": ["NadarayaWatson"],
+    "tables": ["AttentionRegressor", "NadarayaWatson"],
     "bags": ["BagClassifier"],
     "translation": ["Translator"],
     "captions": ["Captioner"],

@@ -111,6 +111,9 @@ def predict(
     density: Annotated[
         bool, typer.Option("--density", help="Add log_density: where it is low, the model has little data.")
     ] = False,
+    interval: Annotated[
+        float | None, typer.Option(help="Add the ends of intervals that hold this share of new targets, such as 0.9.")
+    ] = None,
 ) -> None:
     """Predict the target of new rows, or of new bags: a line for each."""
     if out is not None:
@@ -118,7 +121,7 @@ def predict(
     model, schema, subject = _open_folder(folder)
     inputs = subject.read_inputs(model, schema, table)
     columns = frozenset(name for name, wanted in (("std", std), ("proba", proba), ("density", density)) if wanted)
-    tables.write_table(subject.predict(model, schema, inputs, columns), out)
+    tables.write_table(subject.predict(model, schema, inputs, columns, interval), out)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from regard.data.tables import (
     check_finite,
     check_misread_numbers,
     check_no_dates,
+    holds_dates,
     import_pandas,
     impute,
     is_boolean,
@@ -112,11 +113,12 @@ def feature_columns(
     ordered: Mapping[str, list[str] | None] | None = None,
     drop: Collection[str] = (),
     otherwise: str = CATEGORICAL_OR_DROP,
+    dates: bool = False,
 ) -> "DataFrame":
     """The columns to learn from: all but those to `drop`, and those `used` as the target, the weight or the bag.
 
     Columns named as categories get pandas' categorical dtype, the ordered ones in the given or the natural order.
-    `otherwise` is the advice for a column that holds neither numbers nor words.
+    `otherwise` is the advice for a column that holds neither numbers nor words. `dates`: columns of dates may be there.
     """
     ordered = ordered or {}
     named = [*categorical, *ordered]
@@ -131,6 +133,8 @@ def feature_columns(
     if not len(rows.columns):
         raise ValueError("there is no column to learn from beside the target")
     plain = rows[[name for name in rows.columns if name not in named]]
+    if dates:
+        plain = plain[[name for name in plain.columns if not holds_dates(plain[name])]]
     check_misread_numbers(plain, otherwise=otherwise)
     check_no_dates(plain, otherwise)
     for name, code in frame.attrs.get("codes", {}).items():
@@ -165,13 +169,14 @@ class Schema:
     """What a model knows of the table it was fitted on: saved with it, as `table` in its `config.json`.
 
     With it, new tables are read and imputed as the first one was, in whatever order their columns are. The kind of a
-    column is "number"; "text"; "truth", a boolean; or "code", a category that is written as a number.
+    column is "number"; "text"; "truth", a boolean; "code", a category that is written as a number; or "date".
     """
 
     target: str
     kinds: dict[str, str]  # of the features, in their order
     fill: dict[str, Value] | None = None  # for missing cells; None: those raise
     bag: str | None = None  # the column that names the bag of a row, if rows are instances
+    missing: bool = False  # whether the model takes missing cells
 
     @property
     def text(self) -> list[str]:
@@ -187,7 +192,8 @@ class Schema:
                 frame[name] = _number_column(frame, name, strict=kind == "number")
         if self.fill is not None:
             frame, _ = impute(frame, self.fill)
-        check_complete(frame, "fill it in, leave the row out, or fit the model with --impute")
+        if not self.missing:
+            check_complete(frame, "fill it in, leave the row out, or fit the model with --impute")
         check_finite(frame)
         return frame.assign(**extra_columns)
 

@@ -44,6 +44,7 @@ _NUMBER = (
 )
 """A number as people write it: 1.234,5 and $1,234.5 and −12 %."""
 _DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?"
+_ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)"
 _DATE_TYPES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 """The names that pandas has for dates and times."""
 CATEGORICAL_OR_DROP, DROP = "name the column in --categorical or --drop", "name the column in --drop"
@@ -291,6 +292,17 @@ def check_no_dates(frame: "DataFrame", otherwise: str) -> None:
             raise ValueError(
                 f"column {name!r} holds dates or times{example}: turn them into numbers, such as days, or {otherwise}"
             )
+
+
+def holds_dates(column: "Series") -> bool:
+    """Whether a column holds dates, or text that is dates as ISO 8601 writes them."""
+    pd = import_pandas()
+    if column.dtype.kind == "M" or pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64"):
+        return True
+    known = column.dropna()
+    if not is_text(column) or not len(known) or not known.iloc[:1].str.match(_ISO_DATE).all():
+        return False
+    return bool(known.str.match(_ISO_DATE).all() and pd.to_datetime(known, errors="coerce", utc=True).notna().all())
 
 
 def row_location(frame: "DataFrame", index: int) -> str:

@@ -107,8 +107,13 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
         """What a model folder knows of its data. By default nothing."""
         return None  # type: ignore[return-value]
 
-    def predict(self, model: Any, schema: Schema, inputs: Inputs, columns: frozenset[str]) -> "DataFrame":
-        """Predictions, with the additional columns `std`, `proba` and `density`. By default there are none."""
+    def predict(
+        self, model: Any, schema: Schema, inputs: Inputs, columns: frozenset[str], interval: float | None = None
+    ) -> "DataFrame":
+        """Predictions, with the additional columns `std`, `proba` and `density`, and the ends of intervals.
+
+        By default there are none.
+        """
         verbs = " or ".join(f"regard {verb.__name__}" for verb in self.verbs)
         raise ValueError(f"{type(model).__name__} has no predictions of a table; use {verbs}")
 
@@ -160,8 +165,13 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
             frame = frame.rename(columns=dict(zip(names, schema.kinds, strict=True)))
         return schema.features(frame)
 
-    def predict(self, model: Any, schema: TableSchema, inputs: Inputs, columns: frozenset[str]) -> "DataFrame":
-        """The name of the bag if there are bags, the target, and `target_std`, `p_…` for each class, `log_density`."""
+    def predict(
+        self, model: Any, schema: TableSchema, inputs: Inputs, columns: frozenset[str], interval: float | None = None
+    ) -> "DataFrame":
+        """The name of the bag if there are bags, the target, and what is added to it.
+
+        That is `target_std`, or `target_low` and `target_high`, `p_…` for each class, `log_density`.
+        """
         of_rows, classifies = columns & {"density", "std"}, hasattr(model, "classes_")
         if schema.bag is not None and of_rows:
             raise ValueError(f"--{max(of_rows)} is for rows, not for bags")
@@ -169,14 +179,23 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
             raise ValueError("--proba is for classification; a regression of rows has --std")
         if "std" in columns and classifies:
             raise ValueError("--std is for regression; a classifier has --proba")
+        if interval is not None and (classifies or not hasattr(model, "calibration_")):
+            raise ValueError("--interval is for a regression by regard fit table, without --model nadaraya-watson")
+        if of_rows and not hasattr(model, "log_density"):
+            raise ValueError(f"--{max(of_rows)} is for --model nadaraya-watson; this model has --interval 0.9")
         table = {} if schema.bag is None else {schema.bag: inputs.names}  # type: ignore[attr-defined]
         if classifies:
             table |= _predict_classes(model, inputs, "proba" in columns, taken=list(table))
         else:
-            parts = model.predict(inputs, return_std=True) if "std" in columns else (model.predict(inputs),)
-            names = [f"{name}{suffix}" for suffix in ("", "_std")[: len(parts)] for name in model.targets_]
+            if interval is not None:
+                parts = dict(zip(("", "_low", "_high"), model.predict(inputs, interval=interval), strict=True))
+            elif "std" in columns:
+                parts = dict(zip(("", "_std"), model.predict(inputs, return_std=True), strict=True))
+            else:
+                parts = {"": model.predict(inputs)}
+            names = [f"{name}{suffix}" for suffix in parts for name in model.targets_]
             numbers = [
-                column for part in parts for column in part.reshape(len(part), -1).T
+                column for part in parts.values() for column in part.reshape(len(part), -1).T
             ]  # [m] or [m, c] to c of [m]
             table |= zip(names, numbers, strict=True)
         if "density" in columns:
@@ -192,7 +211,7 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
             "target": ", ".join(model.targets_),
             "classes": ", ".join(map(str, getattr(model, "classes_", []))),
             **facts,
-            "missing": "an error" if schema.fill is None else "imputed",
+            "missing": "imputed" if schema.fill is not None else "allowed" if schema.missing else "an error",
             "columns": len(schema.kinds),
         }
         for name, kind in schema.kinds.items():
@@ -202,12 +221,13 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
 
 
 def read_features(
-    data: TableOptions, frame: "DataFrame", used: Sequence[str], **named: Any
+    data: TableOptions, frame: "DataFrame", used: Sequence[str], allow_missing: bool = False, **named: Any
 ) -> tuple["DataFrame", dict[str, Value] | None]:
-    """The columns to learn from, and the values of missing cells; `named` goes to `feature_columns`."""
+    """The columns to learn from, without missing cells, and their values; `named` goes to `feature_columns`."""
     rows = feature_columns(frame, used, drop=split_names(data.drop), **named)
     filled, fill = impute(rows) if data.impute else (rows, None)
-    check_complete(filled)
+    if not allow_missing:
+        check_complete(filled)
     return filled, fill
 
 
@@ -281,12 +301,12 @@ def count_parameters(network: "nn.Module") -> str:
     return f"{sum(parameter.numel() for parameter in network.parameters()):,}"
 
 
-def make(estimator: type, settings: dict[str, Any]) -> Any:
-    """An estimator with the settings that were typed; one that only another estimator has raises."""
+def make(estimator: type, settings: dict[str, Any], advice: str = "") -> Any:
+    """An estimator with the settings that were typed; one that only another estimator has raises, with an advice."""
     known = [field.name for field in settings_of(estimator)]
     foreign = [name for name in settings if name not in known]
     if foreign:
-        raise ValueError(f"--{foreign[0].replace('_', '-')} is not a setting of {estimator.__name__}")
+        raise ValueError(f"--{foreign[0].replace('_', '-')} is not a setting of {estimator.__name__}{advice}")
     return estimator(**settings)
 
 

@@ -18,6 +18,8 @@ from sklearn.datasets import load_diabetes
 
 import regard
 
+KERNEL = ("--model", "nadaraya-watson")
+
 
 @pytest.fixture(scope="module")
 def houses():
@@ -55,7 +57,16 @@ def test_fit_predict_and_evidence_give_what_python_gives(tmp_path):
     train.to_csv(tmp_path / "train.csv", index=False)
     new.to_csv(tmp_path / "new.csv", index=False)
     output = run(
-        "fit", "table", tmp_path / "train.csv", "--target", "target", "--out", tmp_path / "model", "--scale", "rank"
+        "fit",
+        "table",
+        *KERNEL,
+        tmp_path / "train.csv",
+        "--target",
+        "target",
+        "--out",
+        tmp_path / "model",
+        "--scale",
+        "rank",
     )
     assert output.stdout == ""
     assert output.stderr.endswith(f"\nNadarayaWatson on 300 rows and 10 columns → {tmp_path / 'model'}\n")
@@ -83,7 +94,7 @@ def test_fit_predict_and_evidence_give_what_python_gives(tmp_path):
 @pytest.mark.parametrize("new", ["new.csv", "new.parquet"])
 @pytest.mark.parametrize("out", ["out.csv", "out.tsv", "out.parquet"])
 def test_every_kind_of_file_gives_the_same(here, houses, table, new, out):
-    run("fit", "table", table, "--target", "price", "--out", "model", "--quiet")
+    run("fit", "table", *KERNEL, table, "--target", "price", "--out", "model", "--quiet")
     assert run("predict", "model", new, "--out", out).output == ""
     read = {"csv": pd.read_csv, "tsv": lambda path: pd.read_csv(path, sep="\t"), "parquet": pd.read_parquet}
     predicted = read[out.rpartition(".")[2]](out)
@@ -94,7 +105,7 @@ def test_every_kind_of_file_gives_the_same(here, houses, table, new, out):
 
 def test_text_and_booleans_are_categories_and_numbers_only_if_named(here, houses):
     words = ("--categorical", "zone", "--ordered", "rooms", "--bandwidth", "9,0.1,0.2,0.1,0.3")
-    output = run("fit", "table", "houses.csv", "--target", "price", "--out", "model", *words)
+    output = run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", *words)
     assert "order of rooms: 1 < 2 < 3 < 4 < 5\n" in output.stderr
     X, y = houses.drop(columns="price"), houses["price"]  # noqa: N806
     categories = ["city", "garden", "zone"]
@@ -110,7 +121,7 @@ def test_text_and_booleans_are_categories_and_numbers_only_if_named(here, houses
 def test_an_unseen_category_warns_and_raises_if_it_is_ordered(here, houses):
     new = houses[100:].assign(city="Rio")
     new.to_csv("rio.csv", index=False)
-    run("fit", "table", "houses.csv", "--target", "price", "--out", "model", "--ordered", "zone")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", "--ordered", "zone")
     output = run("predict", "model", "rio.csv")
     assert np.isfinite(frame_of(output)["price"]).all()
     assert "'city': 20 of 20 rows hold a category that was not in the training data, such as 'Rio'" in output.stderr
@@ -124,9 +135,9 @@ def test_codes_that_are_text_stay_text_in_a_table_of_numbers_alone(here, houses)
     frame = pd.DataFrame({"code": codes, "area": houses["area"], "y": y})
     frame[:100].to_csv("codes.csv", index=False)
     assert "column 'code' holds numbers, but 'A'" in refused(
-        "fit", "table", "codes.csv", "--target", "y", "--out", "model"
+        "fit", "table", *KERNEL, "codes.csv", "--target", "y", "--out", "model"
     )
-    run("fit", "table", "codes.csv", "--target", "y", "--out", "model", "--categorical", "code")
+    run("fit", "table", *KERNEL, "codes.csv", "--target", "y", "--out", "model", "--categorical", "code")
     frame[frame["code"] != "A"].to_csv("numbers.csv", index=False)
     predicted = frame_of(run("predict", "model", "numbers.csv"))["y"]
     expected = y[frame["code"] != "A"]
@@ -138,7 +149,7 @@ def test_a_target_of_words_is_classified(here, houses):
     frame = houses.assign(dear=np.where(houses["price"] > 250, "yes", "no")).drop(columns="price")
     frame[:100].to_csv("dear.csv", index=False)
     frame[100:].to_csv("new.csv", index=False)
-    output = run("fit", "table", "dear.csv", "--target", "dear", "--out", "model")
+    output = run("fit", "table", *KERNEL, "dear.csv", "--target", "dear", "--out", "model")
     assert "\nNadarayaWatsonClassifier on 100 rows" in output.stderr
     predicted = frame_of(run("predict", "model", "new.csv", "--proba"))
     assert predicted.columns.tolist() == ["dear", "p_no", "p_yes"]
@@ -151,7 +162,7 @@ def test_a_target_of_words_is_classified(here, houses):
 
 @pytest.mark.parametrize(("target", "kind", "classes"), [("garden", "auto", 2), ("zone", "classification", 3)])
 def test_booleans_and_whole_numbers_can_be_classes(here, target, kind, classes):
-    run("fit", "table", "houses.csv", "--target", target, "--out", "model", "--kind", kind)
+    run("fit", "table", *KERNEL, "houses.csv", "--target", target, "--out", "model", "--kind", kind)
     predicted = frame_of(run("predict", "model", "new.csv", "--proba"))
     assert len(predicted.columns) == 1 + classes
     assert {f"p_{label}" for label in predicted[target]} <= set(predicted.columns)
@@ -160,7 +171,9 @@ def test_booleans_and_whole_numbers_can_be_classes(here, target, kind, classes):
 def test_weights_are_those_of_python(here, houses):
     heavy = houses[:100].assign(times=np.arange(100) % 3)
     heavy.to_csv("heavy.csv", index=False)
-    run("fit", "table", "heavy.csv", "--target", "price", "--weight", "times", "--out", "model", "--order", "1")
+    run(
+        "fit", "table", *KERNEL, "heavy.csv", "--target", "price", "--weight", "times", "--out", "model", "--order", "1"
+    )
     X = houses.drop(columns="price")  # noqa: N806
     model = regard.NadarayaWatson(order=1).fit(X[:100], houses["price"][:100], sample_weight=np.arange(100) % 3)
     np.testing.assert_allclose(frame_of(run("predict", "model", "new.csv"))["price"], model.predict(X[100:]))
@@ -170,12 +183,12 @@ def test_a_missing_cell_raises_or_is_imputed_as_in_training(here, houses):
     holes = houses[:100].astype({"garden": object, "rooms": float})
     holes.loc[4, "area"] = holes.loc[7, "city"] = holes.loc[9, "garden"] = None
     holes.to_csv("holes.csv", index=False)
-    output = refused("fit", "table", "holes.csv", "--target", "price", "--out", "model")
+    output = refused("fit", "table", *KERNEL, "holes.csv", "--target", "price", "--out", "model")
     assert "column 'area', row 5 (line 6 of holes.csv), the first of 3 missing cells" in output
     assert "--impute" in output
     assert not Path("model").exists()
 
-    run("fit", "table", "holes.csv", "--target", "price", "--out", "model", "--impute")
+    run("fit", "table", *KERNEL, "holes.csv", "--target", "price", "--out", "model", "--impute")
     fill = json.loads(Path("model/config.json").read_text())["table"]["fill"]
     assert fill["area"] == houses["area"][:100].drop(4).median()
     assert fill["city"] == houses["city"][:100].drop(7).mode()[0]
@@ -188,14 +201,16 @@ def test_a_missing_cell_raises_or_is_imputed_as_in_training(here, houses):
     np.testing.assert_array_equal(
         frame_of(run("predict", "model", "empty.csv")), frame_of(run("predict", "model", "filled.csv"))
     )
-    run("fit", "table", "houses.csv", "--target", "price", "--out", "model")  # without --impute, over the other
+    run(
+        "fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model"
+    )  # without --impute, over the other
     output = refused("predict", "model", "empty.csv")
     assert "column 'area', row 1 (line 2 of empty.csv), the first of 9" in output
     assert "fit the model with --impute" in output
 
 
 def test_the_evidence_of_a_row_is_plotted(here):
-    run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
     output = run("evidence", "model", "new.csv", "--plot", "deep/e.png", "--row", 3, "--out", "e.parquet", "--top", 2)
     assert output.stdout == ""
     assert output.stderr == "picture of row 3 → deep/e.png\n"
@@ -221,7 +236,7 @@ def test_a_model_saved_from_python_is_read_too(here, houses):
 
 def test_warnings_of_the_model_are_one_line_on_stderr(here):
     words = ("--kernel", "boxcar", "--bandwidth", "0.001", "--quiet")
-    assert run("fit", "table", "houses.csv", "--target", "price", "--out", "model", *words).output == ""
+    assert run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", *words).output == ""
     output = run("predict", "model", "new.csv")
     assert re.match(r"warning: \d+ of 20 rows see no training row", output.stderr)
     assert output.stderr.count("\n") == 1
@@ -231,7 +246,7 @@ def test_warnings_of_the_model_are_one_line_on_stderr(here):
 def test_progress_is_never_on_stdout(here, monkeypatch):
     monkeypatch.setattr("regard.progress.DELAY", -1.0)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal
-    words = ("fit", "table", "houses.csv", "--target", "price", "--bandwidth", "cv", "--out", "model")
+    words = ("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--bandwidth", "cv", "--out", "model")
     output = run(*words)
     assert output.stdout == ""
     assert "searching the bandwidth" in output.stderr
@@ -258,7 +273,7 @@ def test_progress_is_never_on_stdout(here, monkeypatch):
     ],
 )
 def test_a_mistake_is_one_line(here, words, message):
-    assert message in refused("fit", "table", *words, "--out", "model")
+    assert message in refused("fit", "table", *KERNEL, *words, "--out", "model")
     assert not Path("model").exists()
 
 
@@ -270,11 +285,11 @@ def test_a_folder_without_a_model_raises(here):
 def test_the_help_fits_one_screen():
     lines = run("fit", "table", "--help").stdout.splitlines()  # 80 columns wide
     assert len(lines) <= 32
-    assert sum(line.startswith("  --") for line in lines) == 16
+    assert sum(line.startswith("  --") for line in lines) == 19
 
 
 def test_new_tables_with_wrong_columns_raise(here, houses):
-    run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
     houses.drop(columns=["area", "city"]).to_csv("less.csv", index=False)
     assert "less.csv has no column 'area', 'city'" in refused("predict", "model", "less.csv")
     houses.astype({"area": object}).assign(area="wide").to_csv("wide.csv", index=False)
@@ -284,7 +299,7 @@ def test_new_tables_with_wrong_columns_raise(here, houses):
 
 
 def test_a_broken_model_raises(here):
-    run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
     whole = held("model")
     assert set(whole) == {"config.json", "model.safetensors"}
     for name, half, message in (
@@ -311,19 +326,19 @@ def test_a_bug_of_ours_is_a_traceback(here, monkeypatch):
 
     monkeypatch.setattr("regard.estimators.tables.command.read_table", bug)
     with pytest.raises(TypeError, match="a bug"):
-        run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
+        run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
 
 
 def test_a_wrong_folder_raises_before_the_work(here, monkeypatch):
     monkeypatch.setattr("regard.estimators.tables.command.read_table", lambda *_: pytest.fail("the table was read"))
     assert "is not empty and holds no model" in refused(
-        "fit", "table", "houses.csv", "--target", "price", "--out", here
+        "fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", here
     )
 
 
 @pytest.mark.slow
 def test_processes_write_to_the_right_streams(here):
-    fitted = typed("fit", "table", "houses.csv", "--target", "price", "--out", "model")
+    fitted = typed("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
     assert (fitted.returncode, fitted.stdout) == (0, "")
     assert fitted.stderr.endswith("the mean has 0\nNadarayaWatson on 100 rows and 5 columns → model\n")
     wrong = typed("predict", "model", "none.csv")
@@ -332,13 +347,13 @@ def test_processes_write_to_the_right_streams(here):
 
 @pytest.mark.slow
 def test_a_killed_fit_keeps_the_old_model(here):
-    run("fit", "table", "houses.csv", "--target", "price", "--out", "model")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
     before = held("model")
     code = (
         "import os, signal, regard.saving as saving; from regard.cli import main;"
         "saving.save_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL); main()"
     )
-    words = ("fit", "table", "houses.csv", "--target", "price", "--out", "model", "--bandwidth", "7")
+    words = ("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", "--bandwidth", "7")
     killed = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert held("model") == before
@@ -348,32 +363,108 @@ def test_a_killed_fit_keeps_the_old_model(here):
 
 def test_a_target_of_two_numbers_gives_a_hint(here, houses):
     houses.assign(sold=(houses["area"] > 80).astype(int)).to_csv("sold.csv", index=False)
-    output = run("fit", "table", "sold.csv", "--target", "sold", "--out", "model").stderr
+    output = run("fit", "table", *KERNEL, "sold.csv", "--target", "sold", "--out", "model").stderr
     assert "sold holds the numbers 0 and 1: for classes, use --kind classification" in output
 
 
 def test_a_table_of_a_european_spreadsheet_and_dropped_columns(here, houses):
     for name, rows in (("fit.csv", houses[:100]), ("ask.csv", houses[100:])):
         rows.assign(id=[f"h{index}" for index in rows.index]).to_csv(name, sep=";", decimal=",", index=False)
-    run("fit", "table", "fit.csv", "--target", "price", "--drop", "id,garden", "--out", "model")
-    run("fit", "table", "houses.csv", "--target", "price", "--drop", "garden", "--out", "same")
+    run("fit", "table", *KERNEL, "fit.csv", "--target", "price", "--drop", "id,garden", "--out", "model")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--drop", "garden", "--out", "same")
     predicted = frame_of(run("predict", "model", "ask.csv"))["price"]
     np.testing.assert_allclose(predicted, frame_of(run("predict", "same", "new.csv"))["price"], rtol=1e-12)
     assert "garden" not in run("info", "model").stdout
-    output = refused("fit", "table", "houses.csv", "--target", "price", "--drop", "gardens", "--out", "model")
+    output = refused("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--drop", "gardens", "--out", "model")
     assert "no column 'gardens'; did you mean 'garden'" in output
 
 
 def test_fit_prints_the_leave_one_out_score(here, houses):
-    output = run("fit", "table", "houses.csv", "--target", "price", "--out", "model").stderr
+    output = run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model").stderr
     model = regard.load("model")
     assert f"leave-one-out R²: {model.left_out_score():.3f}; the mean has 0\n" in output
     assert 0.5 < model.left_out_score() < 1
-    output = run("fit", "table", "houses.csv", "--target", "garden", "--out", "model").stderr
+    output = run("fit", "table", *KERNEL, "houses.csv", "--target", "garden", "--out", "model").stderr
     fraction = max(houses["garden"][:100].mean(), 1 - houses["garden"][:100].mean())
     right = regard.load("model").left_out_score()
     assert f"leave-one-out accuracy: {right:.1%}; the most frequent class has {fraction:.1%}\n" in output
     houses[:100].assign(count=1 + 8 * houses["garden"][:100]).to_csv("counted.csv", index=False)
-    output = run("fit", "table", "counted.csv", "--target", "garden", "--weight", "count", "--out", "model").stderr
+    output = run(
+        "fit", "table", *KERNEL, "counted.csv", "--target", "garden", "--weight", "count", "--out", "model"
+    ).stderr
     fraction = 9 * houses["garden"][:100].sum() / (100 + 8 * houses["garden"][:100].sum())
     assert f"the most frequent class has {fraction:.1%}\n" in output
+
+
+def with_dates_and_gaps(houses):
+    table = houses.assign(sold=pd.date_range("2024-01-30", periods=len(houses), freq="D").strftime("%Y-%m-%d"))
+    table.loc[3, "area"] = table.loc[101, "city"] = table.loc[4, "sold"] = None
+    return table
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_the_default_model_takes_dates_and_missing_cells_and_gives_what_python_gives(here, houses, suffix):
+    table = with_dates_and_gaps(houses)
+    if suffix == "csv":
+        table[:100].to_csv("train.csv", index=False)
+        table[100:].to_csv("new.csv", index=False)
+    else:
+        table["sold"] = pd.to_datetime(table["sold"])
+        table[:100].to_parquet("train.parquet")
+        table[100:].to_parquet("new.parquet")
+    words = ("fit", "table", f"train.{suffix}", "--target", "price", "--effort", "low", "--out", "model")
+    output = run(*words).stderr
+    assert "left-out R²: 0." in output
+    assert "AttentionRegressor on 100 rows and 6 columns → model" in output
+    x = table.drop(columns="price")
+    model = regard.AttentionRegressor(effort="low", random_state=0).fit(x[:100], table["price"][:100])
+    predicted = frame_of(run("predict", "model", f"new.{suffix}", "--interval", "0.8"))
+    assert predicted.columns.tolist() == ["price", "price_low", "price_high"]
+    np.testing.assert_allclose(predicted.to_numpy().T, model.predict(x[100:], interval=0.8), rtol=1e-6)
+    shown = frame_of(run("evidence", "model", f"new.{suffix}", "--top", "2"))
+    np.testing.assert_array_equal(shown["row"].to_numpy().reshape(-1, 2), model.evidence(x[100:], top=2).index + 1)
+    described = run("info", "model").stdout
+    assert re.search(r"effort +low\n", described)
+    assert re.search(r"missing +allowed\n", described)
+    assert re.search(r"  sold +date\n", described)
+    assert re.search(r"members +\w", described)
+
+
+def test_words_are_classified_by_the_default_model(here, houses):
+    output = run("fit", "table", "houses.csv", "--target", "city", "--effort", "low", "--out", "model").stderr
+    assert "left-out accuracy" in output
+    assert frame_of(run("predict", "model", "new.csv", "--proba")).columns.tolist() == [
+        "city",
+        "p_Oslo",
+        "p_Paris",
+        "p_Rome",
+    ]
+    assert "--interval is for a regression" in refused("predict", "model", "new.csv", "--interval", "0.9")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--bandwidth", "cv"),
+            "--bandwidth is not a setting of AttentionRegressor; settings of another model need --mo",
+        ),
+        (
+            (*KERNEL, "--effort", "low"),
+            "--effort is not a setting of NadarayaWatson; settings of another model need --m",
+        ),
+        (("--model", "forest"), "forest"),
+        (("--effort", "huge"), "low, medium or high, got 'huge'"),
+        (("--n-jobs", "0"), "n_jobs must be a positive whole number"),
+    ],
+)
+def test_settings_of_the_other_model_raise(here, words, message):
+    assert message in refused("fit", "table", "houses.csv", "--target", "price", *words, "--out", "model")
+
+
+def test_what_a_model_does_not_predict_raises(here):
+    run("fit", "table", "houses.csv", "--target", "price", "--effort", "low", "--out", "model")
+    assert "--std is for --model nadaraya-watson" in refused("predict", "model", "new.csv", "--std")
+    assert "interval must be a number above 0 and below 1" in refused("predict", "model", "new.csv", "--interval", "90")
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
+    assert "without --model nadaraya-watson" in refused("predict", "model", "new.csv", "--interval", "0.9")

@@ -131,7 +131,7 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         frame = as_frame(X)
         if hasattr(frame, "columns"):
             validate_data(self, frame, reset=False, skip_check_array=True)
-        table = self.columns_.encode(expand_dates(frame)[0], allow_missing=True)
+        table = self.columns_.encode(expand_dates(frame, set(self.date_parts_.values()))[0], allow_missing=True)
         width = self.n_features_in_
         if hasattr(table, "iloc"):
             validate_data(self, table.iloc[:, :width], reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
@@ -149,6 +149,13 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         """How much each kind of member counts."""
         check_is_fitted(self, "stack_")
         return dict(self.stack_.weight)
+
+    @property
+    def column_kinds_(self) -> dict[str, str]:
+        """The kind of each column: number, date, or a kind of category."""
+        check_is_fitted(self, "stack_")
+        kinds, dates = list(self.columns_.kinds.items())[: self.n_features_in_], set(self.date_parts_.values())
+        return {name: "date" if index in dates else kind for index, (name, kind) in enumerate(kinds)}
 
     def evidence(self, X: ArrayLike, top: int | None = 5) -> Evidence:  # noqa: N803
         """The training rows behind each prediction and their weights, the largest first, and the weight of the rest.

@@ -1,10 +1,11 @@
 """What the command line does with a table of rows: `regard fit table`, `predict`, `evidence` and `info`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from regard import estimators
 from regard.data.columns import Schema, split_names, split_orders, target_column, target_hints, weight_column
 from regard.data.tables import Value, count_text, read_table
 from regard.estimators.settings import setting, with_settings
@@ -13,38 +14,49 @@ from regard.estimators.subject import Fitted, TableOptions, TableSubject, make, 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
-
-    Model = NadarayaWatson | NadarayaWatsonClassifier
+_MODELS = {
+    "attention": ("AttentionRegressor", "AttentionClassifier"),
+    "nadaraya-watson": ("NadarayaWatson", "NadarayaWatsonClassifier"),
+}
+"""The estimators of each model, for regression and for classification."""
 
 
 @with_settings
 class TableFile(TableOptions):
     """What a model of rows learns from."""
 
+    model: Literal["attention", "nadaraya-watson"] = setting("kind of model", default="attention")
     categorical: str = setting("numeric columns that are categories: a,b", default="")
     ordered: str = setting("columns with ordered categories: grade,size=S:M:L", default="")
     weight: str | None = setting("column with the weight of each row", default=None)
 
 
 class Tables(TableSubject[TableFile, "DataFrame"]):
-    """Fit kernel regression or classification to a table, to predict a column."""
+    """Fit regression or classification to a table, to predict a column."""
 
     name = "table"
     inputs = "rows"
-    estimators = ("NadarayaWatson", "NadarayaWatsonClassifier")
+    estimators = (*_MODELS["attention"], *_MODELS["nadaraya-watson"])
     data = TableFile
 
     def fit(self, data: TableFile, settings: dict[str, Any], out: Path) -> Fitted:
-        from regard.estimators.tables.estimator import NadarayaWatson, NadarayaWatsonClassifier
-
         frame = read_table(data.file)
         target = target_column(frame, data.target, data.kind)
         weight = None if data.weight is None else weight_column(frame, data.weight)
         used = [name for name in (data.target, data.weight) if name is not None]
-        orders = split_orders(data.ordered)
-        rows, fill = read_features(data, frame, used, categorical=split_names(data.categorical), ordered=orders)
-        model = make(NadarayaWatson if target.dtype == float else NadarayaWatsonClassifier, settings)
+        orders, strong = split_orders(data.ordered), data.model == "attention"
+        rows, fill = read_features(
+            data,
+            frame,
+            used,
+            allow_missing=strong,
+            categorical=split_names(data.categorical),
+            ordered=orders,
+            dates=strong,
+        )
+        chosen, other = _MODELS[data.model], "nadaraya-watson" if strong else "attention"
+        kind = getattr(estimators, chosen[int(target.dtype != float)])
+        model = make(kind, settings, f"; settings of another model need --model {other}")
         model.fit(rows, target, sample_weight=weight)
         messages = target_hints(target, data.kind)
         messages += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in orders]
@@ -52,43 +64,66 @@ class Tables(TableSubject[TableFile, "DataFrame"]):
         messages += [*describe_quality(model), f"{type(model).__name__} on {size}"]
         return Fitted(model, messages, {"table": self.model_schema(model, fill).to_json()})
 
-    def model_schema(self, model: "Model", fill: dict[str, Value] | None = None) -> Schema:
-        return Schema(model.targets_[0], model.columns_.kinds, fill)
+    def model_schema(self, model: Any, fill: dict[str, Value] | None = None) -> Schema:
+        return Schema(model.targets_[0], model.column_kinds_, fill, missing=_is_strong(model))
 
-    def read_inputs(self, model: "Model", schema: Schema, path: Path) -> "DataFrame":
+    def read_inputs(self, model: Any, schema: Schema, path: Path) -> "DataFrame":
         """New rows; an array if the model was fitted without names."""
         rows = self.read_rows(model, schema, path)
         return rows if hasattr(model, "feature_names_in_") else rows.to_numpy()
 
-    def describe(self, model: "Model", schema: Schema) -> dict[str, Any]:
-        settings, widths = model.get_params(), model.bandwidth_
-        bandwidth = f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given"
-        facts = {
-            "rows": f"{len(model.X_):,}",
-            "kernel": settings["kernel"],
-            "order": settings.get("order", ""),
-            "metric": settings["metric"],
-            "scale": settings["scale"] or "none",
-            "bandwidth": bandwidth if widths.ndim == 1 else f"{bandwidth}, a matrix {len(widths)} × {len(widths)}",
-            "criterion": "" if model.criterion_ is None else f"{model.criterion_:.6g}",
-        }
-        notes = {
-            name: f"{'bandwidth' if kind == 'number' else 'λ'} {width:.4g}"
-            for (name, kind), width in zip(schema.kinds.items(), widths, strict=True)
-            if widths.ndim == 1
-        }
+    def describe(self, model: Any, schema: Schema) -> dict[str, Any]:
+        facts, notes = (_describe_stack if _is_strong(model) else _describe_kernel)(model, schema)
         return self.describe_table(model, schema, facts, notes)
 
 
-def describe_quality(model: "Model") -> list[str]:
+def _is_strong(model: Any) -> bool:
+    return type(model).__name__ in _MODELS["attention"]
+
+
+def _describe_stack(model: Any, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
+    """Facts about a stack; notes on columns there are none."""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in model.weights_.items())
+    quality = "accuracy" if hasattr(model, "classes_") else "R²"
+    return {
+        "rows": f"{len(model.row_index_):,}",
+        "effort": model.effort,
+        "members": shares,
+        f"left-out {quality}": f"{model.left_out_score():.3f}",
+    }, {}
+
+
+def _describe_kernel(model: Any, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
+    """Facts about a kernel regression, and the bandwidth of each column."""
+    settings, widths = model.get_params(), model.bandwidth_
+    bandwidth = f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given"
+    facts = {
+        "rows": f"{len(model.X_):,}",
+        "kernel": settings["kernel"],
+        "order": settings.get("order", ""),
+        "metric": settings["metric"],
+        "scale": settings["scale"] or "none",
+        "bandwidth": bandwidth if widths.ndim == 1 else f"{bandwidth}, a matrix {len(widths)} × {len(widths)}",
+        "criterion": "" if model.criterion_ is None else f"{model.criterion_:.6g}",
+    }
+    notes = {
+        name: f"{'bandwidth' if kind == 'number' else 'λ'} {width:.4g}"
+        for (name, kind), width in zip(schema.kinds.items(), widths, strict=True)
+        if widths.ndim == 1
+    }
+    return facts, notes
+
+
+def describe_quality(model: Any) -> list[str]:
     """How well rows are predicted from the others, compared with a constant prediction."""
     if len(model.row_index_) < 2:
         return []
-    score = model.left_out_score()
+    score, rows = model.left_out_score(), model.rows_ if _is_strong(model) else model.smoother_
+    how = "left-out" if _is_strong(model) else "leave-one-out"
     if hasattr(model, "classes_"):
-        frequency = np.average(model.smoother_.value, axis=0, weights=model.smoother_.weight).max()
-        return [f"leave-one-out accuracy: {score:.1%}; the most frequent class has {frequency:.1%}"]
-    return [f"leave-one-out R²: {score:.3f}; the mean has 0"]
+        frequency = np.average(rows.value, axis=0, weights=rows.weight).max()
+        return [f"{how} accuracy: {score:.1%}; the most frequent class has {frequency:.1%}"]
+    return [f"{how} R²: {score:.3f}; the mean has 0"]
 
 
 SUBJECT = Tables()

@@ -135,6 +135,12 @@ class _KernelEstimator(Seeded, SavedEstimator):
         return self._rows(self._encode(X))
 
     @property
+    def column_kinds_(self) -> dict[str, str]:
+        """The kind of each column: number, or a kind of category."""
+        check_is_fitted(self, "smoother_")
+        return self.columns_.kinds
+
+    @property
     def bandwidth_(self) -> Floats:
         """One for each column (λ for a categorical one), or the matrix H of the numeric ones; in units of the scale."""
         check_is_fitted(self, "smoother_")

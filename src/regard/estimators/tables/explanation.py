@@ -23,6 +23,13 @@ class Explanation:
     """Effects of columns on predictions, and distances to the evidence.
 
     base + effects.sum(axis=1) is the prediction, for each output.
+
+    >>> import numpy as np
+    >>> from regard import AttentionRegressor
+    >>> X = np.random.default_rng(0).normal(size=(100, 2))
+    >>> explanation = AttentionRegressor(effort="low", random_state=0).fit(X, X[:, 0]).explain(X[:3])
+    >>> explanation.effects.shape  # three rows, two columns, one target
+    (3, 2, 1)
     """
 
     columns: list[str]  # [d]

@@ -9,6 +9,7 @@
 All of it is learned from the columns alone: no target has a part in it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.columns import Columns, Floats, Scale, fit_scale, is_frame
-from regard.data.tables import import_pandas
+from regard.data.tables import holds_dates, import_pandas, row_location
 from regard.estimators.tables.members.base import Inputs
 
 if TYPE_CHECKING:
@@ -30,20 +31,21 @@ _PULL = 3.0
 """Deviations from the median beyond which numbers are pulled in."""
 
 
-def expand_dates(table: object) -> tuple[object, dict[int, int]]:
+def expand_dates(table: object, dates: Collection[int] | None = None) -> tuple[object, dict[int, int]]:
     """The table with dates as days since 1970, and their parts as new columns at its end.
 
-    Also which column each new one belongs to: its index → the index of the date.
+    Dates are the columns of these indices; by default those that hold dates, or text such as 2024-05-31. Also returns
+    which column each new one belongs to: its index → the index of the date.
     """
     if not is_frame(table):
         return table, {}
-    pd = import_pandas()
     frame = table.copy()
     owner: dict[int, int] = {}
-    for index in range(frame.shape[1]):
-        column = frame.iloc[:, index]
-        if not pd.api.types.is_datetime64_any_dtype(column.dtype):
+    for index in range(table.shape[1]) if dates is None else sorted(dates):
+        column = table.iloc[:, index]
+        if dates is None and not holds_dates(column):
             continue
+        column = _as_dates(column)
         frame.isetitem(index, _days(column))
         for part in ("day_of_week", "month", "hour"):
             owner[frame.shape[1]] = index
@@ -51,11 +53,24 @@ def expand_dates(table: object) -> tuple[object, dict[int, int]]:
     return frame, owner
 
 
+def _as_dates(column: "Series") -> "Series":
+    """A column as dates without a time zone; a cell that is none raises, with its row."""
+    pd = import_pandas()
+    dates = pd.to_datetime(column, errors="coerce", utc=True, format="ISO8601").dt.tz_localize(None)
+    wrong = (dates.isna() & column.notna()).to_numpy()
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"column {str(column.name)!r} must hold dates such as 2024-05-31, got {column.iloc[row]!r} in"
+            f" {row_location(column.to_frame(), row)}"
+        )
+    return dates
+
+
 def _days(column: "Series") -> "Series":
     """Dates as days since 1970, NaN for a missing one."""
     pd = import_pandas()
-    plain = column.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(column.dt, "tz", None) else column
-    return (plain - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    return (column - pd.Timestamp(0)) / pd.Timedelta(days=1)
 
 
 @dataclass(frozen=True)
