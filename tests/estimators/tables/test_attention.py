@@ -135,7 +135,7 @@ def test_a_row_left_out_does_not_see_its_target(monkeypatch):
     """The prediction of each member for a row left out is the same whatever the row's target."""
     seen = []
     monkeypatch.setattr(
-        stacking, "choose_weights", lambda left_out, rows: seen.append(left_out) or dict.fromkeys(left_out, 0.25)
+        stacking, "choose_weights", lambda left_out, *_: seen.append(left_out) or dict.fromkeys(left_out, 0.25)
     )
     rows = member_rows(60)
     for change in (0.0, 1000.0):

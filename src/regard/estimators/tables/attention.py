@@ -36,12 +36,13 @@ from regard.estimators.common import (
     target_names,
 )
 from regard.estimators.settings import Seeded, check_settings, seed_of, setting, with_settings
-from regard.estimators.tables.calibration import Intervals, Temperature, fit_intervals, fit_temperature
+from regard.estimators.tables.calibration import Intervals, fit_intervals
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, largest_rows, row_labels
 from regard.estimators.tables.explanation import Explanation, column_effects
 from regard.estimators.tables.inputs import Encoder, expand_dates
 from regard.estimators.tables.members.base import Rows
 from regard.estimators.tables.stacking import EFFORTS, fit_stack, restore_stack, stack_arrays
+from regard.estimators.tables.temperature import Temperature, fit_temperature
 from regard.saving import to_json
 
 MAX_ROWS = 200_000

@@ -1,6 +1,6 @@
-"""How far predictions are from the targets, learned from rows left out: intervals, and probabilities.
+"""Intervals: how far predictions are from the targets, learned from rows left out.
 
-Intervals (conformal, with a scale that depends on the row): residuals of rows left out, divided by the size of
+Conformal, with a scale that depends on the row: residuals of rows left out, divided by the size of
 residuals that boosted trees expect there, have quantiles; times the expected size at x they are the interval.
 
     lower, upper = f(x) + s(x) · quantiles of (yᵢ - f₋ᵢ(xᵢ)) / s₋ᵢ(xᵢ)
@@ -11,8 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import xlogy
 
 from regard.estimators.tables.members.base import Floats, Inputs, Rows
 from regard.estimators.tables.members.trees import BoostedTrees
@@ -23,8 +21,6 @@ _LEAST_SIZE = 0.2
 """Least expected size of a residual, in medians of all."""
 _FEW = 50
 """Number of rows below which residuals have the same expected size everywhere."""
-_FLOORS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-"""Least scores of a class that are tried."""
 
 
 @dataclass(frozen=True)
@@ -89,41 +85,3 @@ def fit_intervals(rows: Rows, left_out: Floats, fold: NDArray[np.int64], seed: i
     least = _LEAST_SIZE * least
     scores = residual / np.maximum(expected, least)
     return Intervals(np.sort(scores, axis=0), least, tuple(members))
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """Probabilities from scores: p ∝ max(score, floor)^power."""
-
-    floor: Floats  # []
-    power: Floats  # []
-
-    def probability(self, scores: Floats) -> Floats:
-        """Probabilities [m, classes] of scores, which may lie outside of 0 to 1."""
-        log = self.power * np.log(np.maximum(scores, self.floor))
-        found: Floats = np.exp(log - log.max(axis=1, keepdims=True))
-        found /= found.sum(axis=1, keepdims=True)
-        return found
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """What was learned."""
-        return {"floor": self.floor, "power": self.power}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
-        """The temperature that `arrays` was called on."""
-        return cls(arrays["floor"], arrays["power"])
-
-
-def fit_temperature(left_out: Floats, rows: Rows) -> Temperature:
-    """The floor and the power with the least log loss on rows left out."""
-
-    def loss(floor: float, power: float) -> float:
-        chance = Temperature(np.array(floor), np.array(power)).probability(left_out)
-        return float(-(rows.weight @ xlogy(rows.value, np.maximum(chance, 1e-300)).sum(axis=1)))
-
-    best = (np.inf, 1.0, 1.0)
-    for floor in _FLOORS:
-        found = minimize_scalar(lambda log: loss(floor, np.exp(log)), bounds=(-2.0, 2.0), method="bounded")  # noqa: B023
-        best = min(best, (float(found.fun), floor, float(np.exp(found.x))))
-    return Temperature(np.array(best[1]), np.array(best[2]))

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import minimize, nnls
+from scipy.special import softmax
 
 from regard.compiled.threads import spread
 from regard.estimators.tables.members.base import Floats, Inputs, Mean, Member, Rows
 from regard.estimators.tables.members.kernel_ridge import KernelRidge
 from regard.estimators.tables.members.network import Network
 from regard.estimators.tables.members.trees import BoostedTrees
+from regard.estimators.tables.temperature import Temperature, fit_temperature
 from regard.progress import ProgressBar
 
 MEMBERS: dict[str, type[Member]] = {
@@ -31,6 +33,10 @@ MEMBERS: dict[str, type[Member]] = {
 """The kinds of members by their names in a model folder."""
 _BLOCK = 2**24
 """Number of coefficients that are computed at a time."""
+_LEAST = 0.01
+"""Least weight of a kind of member."""
+_PULL = 1e-3
+"""How much the weights of classifiers are pulled towards those of least squares."""
 _FEW = 10
 """Number of rows below which nothing but the mean and kernel ridge is tried."""
 
@@ -50,8 +56,8 @@ class Effort(NamedTuple):
 
 EFFORTS = {
     "low": Effort(5, 300, 1, 150, 0.1, 0, (0, 0), 0),
-    "medium": Effort(5, 1000, 2, 500, 0.05, 60, (1000, 6000), 256),
-    "high": Effort(10, 2000, 4, 1000, 0.03, 100, (1500, 16000), 256),
+    "medium": Effort(5, 1000, 2, 500, 0.05, 80, (2000, 6000), 192),
+    "high": Effort(10, 2000, 4, 1000, 0.03, 120, (3000, 16000), 256),
 }
 Fit = Callable[[Rows, int], Member]
 
@@ -66,8 +72,9 @@ def member_fits(effort: Effort, rows: int, classify: bool) -> dict[str, Fit]:
         return fits
     fits["trees"] = partial(BoostedTrees.fit, trees=effort.trees, rate=effort.tree_rate)
     if effort.epochs:
-        length = {"epochs": effort.epochs, "steps": effort.steps, "width": effort.width}
-        fits["network"] = partial(Network.fit, classify=classify, **length)  # type: ignore[arg-type]
+        fewest, most = effort.steps
+        steps = (fewest // 4 if classify else fewest, most)  # networks learn the noise in few classes by heart
+        fits["network"] = partial(Network.fit, epochs=effort.epochs, steps=steps, width=effort.width, classify=classify)
     return fits
 
 
@@ -155,7 +162,7 @@ def fit_stack(rows: Rows, effort: Effort, *, classify: bool, seed: int, progress
     left_out = {name: np.empty_like(rows.value) for name in fits}
     for (name, number), (_, predicted) in fitted.items():
         left_out[name][fold == number] = predicted
-    weight = choose_weights(left_out, rows)
+    weight = choose_weights(left_out, rows, classify)
     members = {
         name: [fitted[name, number][0] for number in range(int(fold.max()) + 1)] for name in fits if weight[name]
     }
@@ -164,8 +171,22 @@ def fit_stack(rows: Rows, effort: Effort, *, classify: bool, seed: int, progress
     return Stacked(stack, sum(weight[name] * left_out[name] for name in members))  # type: ignore[arg-type]
 
 
-def choose_weights(left_out: dict[str, Floats], rows: Rows) -> dict[str, float]:
-    """Weights of at least 0 that add up to 1 and fit the targets best, by predictions for rows left out."""
+def choose_weights(left_out: dict[str, Floats], rows: Rows, classify: bool) -> dict[str, float]:
+    """Weights of at least 0 that add up to 1 and fit the targets best, by predictions for rows left out.
+
+    Best is the least squared error, or of classes the least log loss.
+    """
+    found = _least_squares(left_out, rows)
+    if classify:
+        found = _least_log_loss(np.stack(list(left_out.values())), found, rows)
+    found = np.where(found < _LEAST, 0.0, found)
+    if not found.sum() or not np.isfinite(found).all():
+        found = np.array([float(name == "mean") for name in left_out])
+    return dict(zip(left_out, (found / found.sum()).tolist(), strict=True))
+
+
+def _least_squares(left_out: dict[str, Floats], rows: Rows) -> Floats:
+    """The weights [members] with the least squared error, in deviations of each target."""
     names = list(left_out)
     root = np.sqrt(rows.weight / rows.weight.mean())[:, None]
     deviation = rows.value.std(axis=0)
@@ -175,10 +196,22 @@ def choose_weights(left_out: dict[str, Floats], rows: Rows) -> dict[str, float]:
     target = (root * (rows.value - mean) / unit).ravel()
     penalty = 1e3 * np.sqrt(len(target))
     found, _ = nnls(np.vstack([design, np.full(len(names), penalty)]), np.append(target, penalty))
-    found = np.where(found < 0.01, 0.0, found)
-    if not found.sum() or not np.isfinite(found).all():
-        found = np.array([float(name == "mean") for name in names])
-    return dict(zip(names, (found / found.sum()).tolist(), strict=True))
+    return np.asarray(found)
+
+
+def _least_log_loss(left_out: Floats, start: Floats, rows: Rows) -> Floats:
+    """The weights [members] with the least log loss of calibrated scores, for predictions [members, n, classes]."""
+    start = np.maximum(start, _LEAST) / np.maximum(start, _LEAST).sum()
+    temperature = fit_temperature(np.tensordot(start, left_out, 1), rows)
+
+    def loss(point: Floats) -> float:
+        scores = np.tensordot(softmax(point[:-1]), left_out, 1)
+        changed = Temperature(temperature.floor, np.exp(point[-1]))
+        return float(changed.loss(scores, rows) / rows.weight.sum() + _PULL * np.square(point - first).mean())
+
+    first = np.append(np.log(start), np.log(temperature.power))
+    weight: Floats = softmax(minimize(loss, first, method="L-BFGS-B").x[:-1])
+    return weight
 
 
 def stack_arrays(stack: Stack) -> dict[str, NDArray[Any]]:

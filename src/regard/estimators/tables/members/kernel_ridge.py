@@ -17,6 +17,8 @@ from regard.estimators.tables.members.base import Floats, Inputs, Member, Ridge,
 
 _FACTORS = (0.3, 1.0, 3.0)
 """Bandwidths that are tried, in median distances."""
+_TRIED = 4
+"""Number of rows that metrics and bandwidths are tried on, for each centre."""
 _JITTER = 1e-5
 _GRADIENTS = 2000
 """Number of rows whose gradients make the metric."""
@@ -33,12 +35,18 @@ class KernelRidge(Member):
 
     @classmethod
     def fit(cls, rows: Rows, seed: int, centres: int, rounds: int) -> Self:
-        """The best metric of some rounds, by the leave-one-out error."""
-        x = rows.inputs.scaled
+        """The best metric of some rounds, by the leave-one-out error on a sample of the rows."""
         random = np.random.default_rng(seed)
-        chosen = random.permutation(len(x))[:centres]
+        chosen = random.permutation(len(rows.weight))[: _TRIED * centres]
+        metric = cls._best_metric(rows.take(chosen), random, centres, rounds)
+        return cls._at(rows, chosen[:centres], metric)
+
+    @classmethod
+    def _best_metric(cls, rows: Rows, random: np.random.Generator, centres: int, rounds: int) -> Singles:
+        """The metric, divided by the bandwidth; the first rows are the centres."""
+        x, chosen = rows.inputs.scaled, np.arange(min(centres, len(rows.weight)))
         metric = np.eye(x.shape[1], dtype=np.float32)
-        best: Self | None = None
+        best: KernelRidge | None = None
         factors: tuple[float, ...] = _FACTORS
         for step in range(rounds + 1):
             sample = x[random.permutation(len(x))[:1000]]
@@ -51,7 +59,7 @@ class KernelRidge(Member):
             if step < rounds:
                 metric = member._next_metric(x[random.permutation(len(x))[:_GRADIENTS]])
         assert best is not None
-        return best
+        return best.metric
 
     @classmethod
     def _at(cls, rows: Rows, chosen: NDArray[np.intp], metric: Singles) -> Self:

@@ -1,6 +1,6 @@
 """A network that learns features, and ridge regression on them in closed form.
 
-    φ(x) = Mish layers on [x, W cos(2π F x + p)] of each number, and on indicators and categories
+    φ(x) = SiLU layers on [x, W cos(2π F x + p)] of each number, and on indicators and categories
     f(x) = ridge regression of y on φ(x)
 
 The network is trained with a linear readout of its own, which is then thrown away: with φ fixed, the ridge is linear
@@ -9,6 +9,7 @@ and few steps with a cosine: Holzmüller et al. 2024 (arXiv 2407.04491).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self
@@ -26,6 +27,8 @@ _FREQUENCIES, _PERIODIC = 16, 3
 _SPREAD = 0.3
 """Standard deviation of the frequencies, in periods per unit."""
 _DROPOUT = 0.15
+_SMOOTHING = 0.1
+"""Part of a class's label that goes to all classes in training: without it features saturate, and the ridge suffers."""
 _MASKS = 64
 """Number of masks of dropout that are drawn; each layer takes one of them at each step. Drawing is slow."""
 _BATCH = 256
@@ -54,14 +57,14 @@ class Features(nn.Module):
         self.bias = nn.ParameterList(normal(size, std=0.3) for size in sizes[1:])
         self.numbers = numbers
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Features [n, width] of rows [n, p]; `keep` [layers, n, width] are the factors of dropout."""
+    def forward(self, x: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
+        """Features [n, width] of rows [n, p]; `keep` are the factors of dropout, [n, width] for each layer."""
         number, other = x[:, : self.numbers], x[:, self.numbers :]
         waves = torch.cos(2 * math.pi * number[:, :, None] * self.frequency + self.phase)  # [n, numbers, frequencies]
         periodic = torch.einsum("ndf,dfe->nde", waves, self.mix)
         hidden = torch.cat([number, periodic.flatten(1), other], dim=1) * self.factor
         for layer, (weight, bias) in enumerate(zip(self.weight, self.bias, strict=True)):
-            hidden = functional.mish(torch.addmm(bias, hidden, weight))
+            hidden = functional.silu(torch.addmm(bias, hidden, weight))
             if keep is not None:
                 hidden = hidden * keep[layer]
         return hidden
@@ -158,10 +161,11 @@ def _train(
         if start + batch > count:
             order, start = torch.randperm(count, generator=generator), 0
         index, start = order[start : start + batch], start + batch
-        hidden = features(x[index], masks[torch.randint(_MASKS, (len(features.weight),), generator=generator)])
+        chosen = torch.randint(_MASKS, (len(features.weight),), generator=generator).tolist()
+        hidden = features(x[index], [masks[one] for one in chosen])
         predicted = hidden @ readout[1:] + readout[0]
         if classify:
-            losses = functional.cross_entropy(predicted, y[index], reduction="none")
+            losses = functional.cross_entropy(predicted, y[index], reduction="none", label_smoothing=_SMOOTHING)
         else:
             losses = (predicted - y[index]).square().mean(dim=1)
         loss = (losses * weight[index]).mean()
