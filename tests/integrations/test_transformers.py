@@ -12,13 +12,13 @@ from regard import masks
 
 transformers = pytest.importorskip("transformers", reason="transformers is what we compare with")
 
-from helpers.hf_families import FAMILIES, LENGTH, build, inputs_of, visible  # noqa: E402
 from transformers.masking_utils import (  # noqa: E402
     create_causal_mask,
     create_chunked_causal_mask,
     create_sliding_window_causal_mask,
 )
 
+from benchmarks.families import FAMILIES, LENGTH, build, inputs_of, visible  # noqa: E402
 from regard.integrations import transformers as ours  # noqa: E402
 
 transformers.utils.logging.set_verbosity_error()

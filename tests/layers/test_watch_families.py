@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers.hf_families import FAMILIES, build, inputs_of
 from torch import Tensor
 from torch.testing import assert_close
 
 import regard
+from benchmarks.families import FAMILIES, build, inputs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 WITHOUT_SDPA = {  # their attention is more than scaled_dot_product_attention can do

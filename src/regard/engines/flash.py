@@ -130,10 +130,13 @@ def attend_unchecked(
 
 def _accepted(mask: Tensor, query: Tensor, keys: int) -> bool:
     """Whether torch's kernel takes a mask `[batch, heads, q, k]` as it is; any of its dimensions may be 1."""
-    kind = mask.dtype == torch.bool or (mask.dtype == query.dtype and not mask.requires_grad)
-    if not kind or mask.ndim != 4 or mask.device != query.device or mask.numel() > MASK_LIMIT:
+    dtype = mask.dtype
+    if dtype != torch.bool and (dtype != query.dtype or mask.requires_grad):
         return False
-    return all(size in (1, full) for size, full in zip(mask.shape, (*query.shape[:3], keys), strict=True))
+    shape, (batch, heads, queries, _) = mask.shape, query.shape
+    if len(shape) != 4 or mask.device != query.device or mask.numel() > MASK_LIMIT:
+        return False
+    return shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2] in (1, queries) and shape[3] in (1, keys)
 
 
 def _folded(x: Tensor, leading: torch.Size, size: int) -> Tensor:
@@ -191,7 +194,8 @@ def _may_be_wrong(mean: Tensor, keys: int, has_mask: bool) -> bool:
         return False
     if not has_mask and keys >= SAFE_KEYS and _keeps_nan(mean.dtype):
         return False
-    return bool(mean.numel()) and not mean.detach().select(-1, 0).abs().min().item() > 0  # NaN is not > 0
+    mean = mean.detach() if mean.requires_grad else mean
+    return mean.numel() > 0 and not mean.select(-1, 0).abs().min().item() > 0  # NaN is not > 0
 
 
 @functools.cache

@@ -1,9 +1,11 @@
-"""Model families of transformers, tiny and with random weights: for tests against Hugging Face's own attention.
+"""Model families of transformers with random weights, for tests and benchmarks against Hugging Face's own attention.
 
 `build("llama", "regard")` gives the model, `inputs_of("llama")` what its forward takes, with padding where the
-family has it. Weights and inputs are the same at each call, and nothing is downloaded.
+family has it. Weights and inputs are the same at each call, and nothing is downloaded. Models are tiny, unless they
+are asked for with `size=LARGE`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-BATCH, LENGTH, LONGER, VOCABULARY = 3, 11, 13, 61
-PADDING = (0, 4, 1)  # positions of padding in each row of the batch
+LENGTH, VOCABULARY = 11, 61  # of the tiny ones
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 _TEXT = {**_SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0}
@@ -53,6 +54,58 @@ _SOUND = {
     "mask_time_prob": 0.0,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the inputs of a model are, and the settings in which it differs from a tiny one."""
+
+    padding: tuple[int, ...]  # positions of padding in each row of the batch
+    length: int
+    target_length: int  # what a decoder reads
+    image: int  # pixels of a side
+    sound: int  # samples
+    vocabulary: int = VOCABULARY
+    weight_std: float = 0.15  # as drawn by transformers weights are so small that attention is flat
+    changed: Mapping[str, Any] = field(default_factory=dict)
+
+
+TINY = Size((0, 4, 1), LENGTH, 13, image=12, sound=400)
+_WIDTHS, _HEADS = ("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "embedding_size"), 8
+_INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "hidden_dim", "d_ff")
+_NUMBERS_OF_HEADS = (
+    "num_attention_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "n_head",
+    "n_heads",
+    "num_heads",
+)
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
+LARGE = Size(
+    (0, 171),
+    512,
+    512,
+    image=92,
+    sound=10_260,
+    vocabulary=1000,
+    weight_std=0.05,
+    changed={
+        **dict.fromkeys(_WIDTHS, 256),
+        **dict.fromkeys(_INNER, 512),
+        **dict.fromkeys(_NUMBERS_OF_HEADS, _HEADS),
+        **dict.fromkeys(("head_dim", "d_kv"), 32),
+        **dict.fromkeys(_LENGTHS, 514),  # RoBERTa counts from 2
+        "vocab_size": 1000,
+        "sliding_window": 128,
+        "local_attention": 128,
+        "conv_dim": [64, 64],
+        "num_mel_bins": 80,
+        "max_source_positions": 512,
+        "image_size": 92,
+    },
+)
+"""2 layers of size 256 with 8 heads, for about 512 positions."""
 
 
 @dataclass(frozen=True)
@@ -248,45 +301,58 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def build(name: str, attention: str = "eager", *, generates: bool = False, **settings: Any) -> Any:
-    """A tiny model in evaluation mode; `generates` asks for the one with `generate`. Warnings of HF are left alone."""
+def build(name: str, attention: str = "eager", *, generates: bool = False, size: Size = TINY, **settings: Any) -> Any:
+    """A model in evaluation mode; `generates` asks for the one with `generate`. Warnings of HF are left alone."""
     family = FAMILIES[name]
     kind = getattr(transformers, (family.language_model or family.model) if generates else family.model)
-    config = getattr(transformers, family.config)(**{**family.settings, **settings})
+    config = getattr(transformers, family.config)(**{**_sized(family.settings, size), **settings})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = kind._from_config(config, attn_implementation=attention)
-        for parameter in model.parameters():  # as drawn they are so small that attention is flat
+        for parameter in model.parameters():
             if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.15)
+                nn.init.normal_(parameter, std=size.weight_std)
             else:
                 nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
     return model.eval()
 
 
-def visible(*, left: bool = False) -> Tensor:
+def _sized(settings: Mapping[str, Any], size: Size) -> dict[str, Any]:
+    """Settings with those that are other for this size; settings of a model's parts too."""
+    sized = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and name.endswith("_config"):
+            sized[name] = _sized(value, size)
+        else:
+            sized[name] = value if value is None else size.changed.get(name, value)
+    return sized
+
+
+def visible(*, left: bool = False, size: Size = TINY) -> Tensor:
     """The attention mask of the text, `[batch, length]`: 0 for padding, on the right unless `left`."""
-    index = torch.arange(LENGTH)
-    empty = torch.tensor(PADDING).unsqueeze(1)
-    return (index >= empty if left else index < LENGTH - empty).long()
+    index = torch.arange(size.length)
+    empty = torch.tensor(size.padding).unsqueeze(1)
+    return (index >= empty if left else index < size.length - empty).long()
 
 
-def inputs_of(name: str, *, padded: bool = True, left: bool = False) -> dict[str, Tensor]:
+def inputs_of(name: str, *, padded: bool = True, left: bool = False, size: Size = TINY) -> dict[str, Tensor]:
     """What forward of a family takes."""
-    reads = FAMILIES[name].reads
+    reads, batch = FAMILIES[name].reads, len(size.padding)
     draw = torch.Generator().manual_seed(2)
     inputs: dict[str, Tensor] = {}
     if reads in ("text", "pairs", "image and text"):
-        inputs["input_ids"] = torch.randint(3, VOCABULARY, (BATCH, LENGTH), generator=draw)
+        inputs["input_ids"] = torch.randint(3, size.vocabulary, (batch, size.length), generator=draw)
         if padded:
-            inputs["attention_mask"] = visible(left=left)
+            inputs["attention_mask"] = visible(left=left, size=size)
             inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 0)
     if reads in ("pairs", "features"):
-        inputs["decoder_input_ids"] = torch.randint(3, VOCABULARY, (BATCH, LONGER), generator=draw)
+        target = (batch, size.target_length)
+        inputs["decoder_input_ids"] = torch.randint(3, size.vocabulary, target, generator=draw)
     if reads in ("image", "image and text"):
-        inputs["pixel_values"] = torch.randn(BATCH, 3, 12, 12, generator=draw)
+        inputs["pixel_values"] = torch.randn(batch, 3, size.image, size.image, generator=draw)
     if reads == "sound":
-        inputs["input_values"] = torch.randn(BATCH, 400, generator=draw)
+        inputs["input_values"] = torch.randn(batch, size.sound, generator=draw)
     if reads == "features":
-        inputs["input_features"] = torch.randn(BATCH, 8, 2 * LENGTH, generator=draw)
+        bins = size.changed.get("num_mel_bins", 8)
+        inputs["input_features"] = torch.randn(batch, bins, 2 * size.length, generator=draw)
     return inputs
