@@ -237,7 +237,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek_v3": _decoder(
         "DeepseekV3",
-        num_key_value_heads=4,
+        num_key_value_heads=None,  # as many as heads
         n_routed_experts=4,
         num_experts_per_tok=2,
         n_group=1,

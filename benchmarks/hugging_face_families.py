@@ -25,11 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.harness import ALLOCATOR, machine, note, options_parser, print_table, resident
+from benchmarks.harness import ALLOCATOR, machine, note, options_parser, resident
 
 WAYS = ("regard", "sdpa", "eager")
 Step = Callable[[], tuple[Tensor, list[Tensor]]]  # the output and the gradients
@@ -124,18 +122,15 @@ def main() -> None:
         return
     from benchmarks.families import FAMILIES
 
-    made = Table(box=box.MARKDOWN)
-    for heading in ("family", "/ sdpa", "/ eager", "MiB", "sdpa", "eager", "differs by"):
-        made.add_column(heading, justify="left" if heading == "family" else "right", no_wrap=True)
+    print(*(f"{name} {fact}" for name, fact in machine().items()), sep="  ", end="\n\n")
+    print("| family | / sdpa | / eager | MiB | sdpa | eager | differs by |\n|---|---:|---:|---:|---:|---:|---:|")
     for family in [name for name in FAMILIES if options.only in name]:
-        note(family)
         steps = steps_of(family)
         apart = difference(steps)
         best = times(steps, options.repeats)
         ratios = [f"{best['regard'] / best[way]:.2f}" if way in best else "–" for way in ("sdpa", "eager")]
         memory = ["–" if peak < 0 else f"{peak / 2**20:.0f}" for peak in measure_peaks(family)]
-        made.add_row(f"`{family}`", *ratios, *memory, f"{apart:.0e}")
-    print_table(made, machine())
+        print(f"| `{family}` |", " | ".join([*ratios, *memory, f"{apart:.0e}"]), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 from torch.testing import assert_close
 
 import regard
-from regard import masks, scores
+from regard import masks, scores, weighing
 from regard.layers import (
     Alibi,
     Attention,
@@ -26,7 +26,7 @@ from regard.layers import (
     Sinusoidal,
 )
 from regard.models.language import language_model
-from regard.models.transformer import TransformerConfig
+from regard.models.transformer import TransformerConfig, text_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated parts
 BATCH, LENGTH, SIZE, HEADS = 3, 7, 16, 2
@@ -198,16 +198,39 @@ def test_programs_are_exported_for_all_batches_and_lengths(name):
     assert_close(exported.module()(other), model(other))
 
 
-@pytest.mark.slow
-def test_a_language_model_runs_in_onnx(tmp_path):
-    model = language_model(50, TransformerConfig(size=SIZE, heads=HEADS, blocks=1), context=64).eval()
-    sizes = {0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2, max=64)}
-    program = torch.onnx.export(model, (torch.randint(50, (2, 9)),), dynamo=True, dynamic_shapes=(sizes,))
+class Layers(nn.Sequential):
+    """Several kinds of attention, one after the other."""
+
+    def __init__(self):
+        super().__init__(*(LAYERS[name]() for name in ("odd heads", "alibi", "additive", "encoder")))
+
+
+ONNX = {
+    "language model": lambda: language_model(50, TransformerConfig(size=SIZE, heads=HEADS, blocks=1), context=64),
+    "text encoder": lambda: text_encoder(50, TransformerConfig(size=SIZE, heads=HEADS, blocks=1)),
+    "layers": Layers,
+}
+
+
+@pytest.mark.slow  # torch traces a program, and onnxruntime reads it
+@pytest.mark.parametrize("name", ONNX)
+def test_models_and_layers_run_in_onnx(name, tmp_path):
+    torch.manual_seed(1)
+    model = ONNX[name]().eval()
+    batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2, max=64)
+    given, other = ([torch.randint(50, (rows, n))] for rows, n in ((2, 9), (3, 21)))
+    sizes = [{0: batch, 1: length}]
+    if name == "layers":
+        given, other = [torch.randn(2, 9, SIZE)], [torch.randn(3, 21, SIZE)]
+    if name == "text encoder":
+        given, other = [*given, torch.tensor([9, 4])], [*other, torch.tensor([21, 1, 8])]
+        sizes.append({0: batch})
+    program = torch.onnx.export(model, tuple(given), dynamo=True, dynamic_shapes=tuple(sizes))
     program.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    tokens = torch.randint(50, (3, 21))
-    logits = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})[0]
-    assert_close(torch.from_numpy(logits), model(tokens).detach(), rtol=1e-4, atol=1e-5)
+    names = [one.name for one in session.get_inputs()]
+    found = session.run(None, {name: x.numpy() for name, x in zip(names, other, strict=True)})[0]
+    assert_close(torch.from_numpy(found), model(*other).detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -253,3 +276,45 @@ def test_no_table_of_a_stand_in_is_kept():
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         layer(mode.from_tensor(x))
     assert type(layer(x)) is torch.Tensor
+
+
+WEIGHINGS = {
+    "softmax": weighing.softmax,
+    "sinks": weighing.sinks(0.3),
+    "sigmoid": weighing.sigmoid(-1.0),
+    "softpick": weighing.softpick,
+    "linear": weighing.linear,
+    "sparsemax": weighing.sparsemax,
+    "entmax15": weighing.entmax15,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHINGS)
+def test_dense_has_second_derivatives(name):
+    weigh = WEIGHINGS[name]
+    query, key, value = (rand(2, 5, 3, seed=seed).requires_grad_() for seed in range(3))
+    bias = rand(5, 5, seed=4).requires_grad_()
+
+    def attend(query, key, value, bias):
+        return regard.attend(query, key, value, mask=masks.both(masks.causal, bias), weigh=weigh, engine="dense")
+
+    assert torch.autograd.gradgradcheck(attend, (query, key, value, bias))
+
+
+def tanh_score(query, key):
+    return torch.tanh(query @ key.mT)
+
+
+@pytest.mark.parametrize("name", ["softmax", "softpick"])
+@pytest.mark.parametrize("own_score", [True, False])
+@pytest.mark.parametrize("constant", [True, False])
+def test_other_engines_raise_for_second_derivatives(name, own_score, constant):
+    """Also where the gradient of the output is a constant: torch's own decorator gives a wrong number there."""
+    weigh, score = WEIGHINGS[name], tanh_score if own_score else scores.scaled_dot
+    x, weight = rand(1, 2, 9, 8).requires_grad_(), rand(8, seed=1).requires_grad_()
+    mean = regard.attend(x * weight, x, x, score=score, weigh=weigh, engine="stream")
+    loss = mean.sum() if constant else mean.square().sum()
+    [gradient] = torch.autograd.grad(loss, x, create_graph=True)
+    assert_close(gradient.detach(), torch.autograd.grad(loss, x)[0])
+    with pytest.raises(RuntimeError, match="first derivatives only: for second ones, attend with engine='dense'"):
+        torch.autograd.grad(gradient.square().sum() + weight.sum(), weight)

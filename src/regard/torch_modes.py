@@ -3,12 +3,13 @@
 While torch compiles or transforms, values of tensors are unknown, and loops that are not torch's cannot be used.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
@@ -21,6 +22,42 @@ class Context(FunctionCtx):
 
     saved_tensors: tuple[Any, ...]
     needs_input_grad: tuple[bool, ...]
+
+
+_Gradients = tuple[Tensor | None, ...]
+
+
+def once_differentiable(backward: Callable[..., _Gradients]) -> Callable[..., _Gradients]:
+    """A backward whose gradients have no derivatives: to ask for them raises.
+
+    torch's decorator of this name takes the gradients for constants if that of the output is one: then a second
+    derivative would be wrong, without an error.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, *grads: Tensor | None) -> _Gradients:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():  # it is with create_graph=True
+            return found
+        given = [x for x in (*grads, *ctx.saved_tensors) if x is not None]
+        return tuple(None if x is None else _NoDerivative.apply(x, *given) for x in found)  # type: ignore[no-untyped-call]
+
+    return wrapped
+
+
+class _NoDerivative(torch.autograd.Function):
+    """A gradient as it is, of which a derivative by what it was computed from raises."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, gradient: Tensor, *given: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> _Gradients:
+        raise RuntimeError(
+            "this operation of regard has first derivatives only: for second ones, attend with engine='dense'"
+        )
 
 
 compiling = torch.compiler.is_compiling

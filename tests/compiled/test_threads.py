@@ -5,11 +5,14 @@ import select
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import regard
+from regard import masks, weighing
 from regard.compiled.threads import spread
 
 
@@ -123,3 +126,47 @@ def test_a_forked_process_has_threads_of_its_own():
         os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == 0
     assert os.read(read, 9) == bytes(range(5))
+
+
+CALLS = {
+    "fused loops": {"mask": masks.window(9)},
+    "own score": {"score": lambda query, key: torch.tanh(query @ key.mT), "engine": "stream"},
+    "strips": {"weigh": weighing.softpick, "engine": "stream"},
+    "torch's kernel": {"mask": masks.causal},
+}
+
+
+def values_and_gradients(name, seed):
+    x = torch.randn(1, 2, 200, 8, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    mean = regard.attend(x, x, x, **CALLS[name])
+    return mean.detach(), torch.autograd.grad(mean.square().sum(), x)[0]
+
+
+@pytest.mark.slow  # eight threads of Python take turns
+@pytest.mark.parametrize("name", CALLS)
+def test_eight_threads_attend_at_once(name):
+    expected = [values_and_gradients(name, seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for found, alone in zip(pool.map(values_and_gradients, [name] * 8, range(8)), expected, strict=True):
+            assert all(map(torch.equal, found, alone))
+
+
+class Attended(torch.utils.data.Dataset):
+    """What each kind of attention gives, computed where the item is asked for."""
+
+    def __len__(self):
+        return len(CALLS)
+
+    def __getitem__(self, index):
+        return values_and_gradients(list(CALLS)[index], index)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_workers_of_a_data_loader_attend_after_their_parent_did():
+    here = [values_and_gradients(name, index) for index, name in enumerate(CALLS)]
+    loader = torch.utils.data.DataLoader(
+        Attended(), batch_size=None, num_workers=2, timeout=60, multiprocessing_context="fork"
+    )
+    for found, expected in zip(loader, here, strict=True):
+        assert_close(found, expected)

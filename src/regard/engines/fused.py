@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.compiled import dropout_hash
 from regard.compiled.math import Floats, Words
@@ -37,7 +36,7 @@ from regard.engines.job import Job, spans
 from regard.masks import Mask
 from regard.masks.evaluation import block_of, is_solid, parts_of, tensors_of, touches
 from regard.parts import Attended
-from regard.torch_modes import Context
+from regard.torch_modes import Context, once_differentiable
 
 BLOCK = (512, 512)
 """Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.compiled import dropout_hash
 from regard.compiled.threads import Scratch, spread
@@ -18,7 +17,7 @@ from regard.engines.fused import HeadBlocks, Task, add_gradients, prepare, sprea
 from regard.engines.job import Job, reachable_pairs
 from regard.engines.strips import COLUMNS, row_of, strip_gradients
 from regard.masks.evaluation import tensors_of
-from regard.torch_modes import Context
+from regard.torch_modes import Context, once_differentiable
 from regard.weighing import BlockWeighing, Derivatives, SparseWeighing
 
 STRIP = 2**18

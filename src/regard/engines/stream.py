@@ -26,7 +26,6 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 from torch.utils.checkpoint import get_device_states, set_device_states
 
@@ -38,7 +37,7 @@ from regard.masks import Mask
 from regard.masks.evaluation import block_of, has_reach, parts_of, tensors_of, touches, visible_keys
 from regard.parts import Attended
 from regard.scores import Score, is_inner_product, is_squared_distance
-from regard.torch_modes import Context, compiling, exporting
+from regard.torch_modes import Context, compiling, exporting, once_differentiable
 from regard.weighing import BlockWeighing, Sinks, softmax
 
 CACHE = 2**19

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.engines.job import Job, repeat_heads, sum_groups
 from regard.engines.stream import (
@@ -36,6 +35,7 @@ from regard.engines.stream import (
     with_state,
 )
 from regard.masks.evaluation import tensors_of
+from regard.torch_modes import once_differentiable
 from regard.weighing import BlockWeighing, Derivatives
 
 COLUMNS = 1024

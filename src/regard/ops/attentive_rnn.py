@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from regard.compiled.threads import spread
 from regard.engines.job import spans
+from regard.torch_modes import once_differentiable
 from regard.weighing import softmax
 
 MIN_ROWS_PER_THREAD = 8

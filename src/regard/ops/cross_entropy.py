@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from regard.torch_modes import once_differentiable
 
 CACHE = 2**20
 """Number of logits at a time: 4 MiB of float32."""
