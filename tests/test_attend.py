@@ -433,10 +433,13 @@ def test_the_width_of_a_score_is_measured():
     assert width(scores.Additive(24, 24, hidden=7)) == 7
 
 
-def test_nested_tensors_raise():
+def test_nested_and_sparse_tensors_raise():
     nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
     with pytest.raises(TypeError, match="nested tensors are not supported: pad them"):
         regard.attend(nested, nested, nested)
+    x = torch.randn(3, 4)
+    with pytest.raises(TypeError, match=r"must be dense tensors: call to_dense\(\) on sparse ones"):
+        regard.attend(x.to_sparse(), x, x)
 
 
 HIDDEN = {

@@ -3,7 +3,9 @@
 import copy
 import math
 import pickle
+import re
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -45,9 +47,34 @@ def test_padding_raises_on_what_are_no_lengths(lengths):
 def test_negative_numbers_raise():
     with pytest.raises(ValueError, match=r"^lengths must not be negative, got -3"):
         masks.padding(torch.tensor([2, -3]))
-    for radius in (-1, float("nan")):
-        with pytest.raises(ValueError, match=f"^radius must not be negative, got {radius}"):
-            masks.window(radius)
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, float("nan"), "2", None, True])
+def test_distances_are_whole_numbers(number):
+    """A radius of 1.5 was taken for 1 by the mask, and for another one by its reach."""
+    for make, name in (
+        (masks.window, "radius"),
+        (masks.prefix, "length"),
+        (lambda number: masks.dilated(number, 2), "radius"),
+        (lambda number: masks.global_and_window(number, 2), "count"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"{name} must be a whole number, 0 or more, got {number!r}")):
+            make(number)
+    assert masks.window(np.int64(2)) == masks.window(torch.tensor(2)) == masks.window(2)
+
+
+def test_blocks_are_for_the_lengths_that_they_were_made_for():
+    """Blocks beyond them were left out."""
+    x, mask = torch.randn(1, 1, 40, 8), masks.blocks(masks.others, 40, 40, 16)
+    assert_close(regard.attend(x, x, x, mask=mask, engine="stream"), regard.attend(x, x, x, mask=masks.others))
+    longer = torch.randn(1, 1, 50, 8)
+    with pytest.raises(ValueError, match="made for 40 queries and 40 keys, got query 49 and key 49: make it again"):
+        regard.attend(longer, longer, longer, mask=mask, engine="stream")
+
+
+def test_documents_of_no_positions():
+    none = torch.zeros(1, 2, 0, 8)
+    assert regard.attend(none, none, none, mask=masks.documents(torch.zeros(0, dtype=torch.long))).shape == none.shape
 
 
 def test_masks_can_be_sent_to_another_process():
@@ -168,7 +195,7 @@ def test_documents_and_other_masks_raise_on_what_they_cannot_be_made_of():
     with pytest.raises(ValueError, match="ids of 3 positions, got position 4"):
         masks.documents(torch.zeros(3, dtype=torch.long))(torch.arange(5)[:, None], torch.arange(5))
     for wrong in (lambda: masks.prefix(-1), lambda: masks.dilated(-1, 2), lambda: masks.global_and_window(1, -2)):
-        with pytest.raises(ValueError, match="must not be negative"):
+        with pytest.raises(ValueError, match="must be a whole number, 0 or more, got -"):
             wrong()
     with pytest.raises(ValueError, match="step"):
         masks.dilated(1, 0)

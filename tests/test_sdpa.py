@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing import assert_close
 
 import regard
+from regard import masks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 11, 17
@@ -204,6 +207,32 @@ def test_in_torchs_place(monkeypatch):
     expected = by_math(query, key, value, is_causal=True)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", regard.sdpa)
     assert_close(functional.scaled_dot_product_attention(query, key, value, is_causal=True), expected)
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 9), (9, 5)])
+@pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+def test_causal_masks_of_torch(variant, lengths):
+    """A `CausalBias` is a tensor that holds no numbers."""
+    inputs, mask = tensors(torch.float64, 8, *lengths), variant(*lengths)
+    table = torch.ones(lengths).tril(lengths[1] - lengths[0] if variant is causal_lower_right else 0).bool()
+    expected = values_and_gradients(by_math, inputs, attn_mask=table)
+    for found in (
+        values_and_gradients(regard.sdpa, inputs, attn_mask=mask),
+        values_and_gradients(lambda *x: regard.attend(*x, mask=masks.both(mask, masks.window(99))), inputs),
+    ):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_close(ours, theirs.nan_to_num(0.0))
+
+    class Model(nn.Module):
+        def forward(self, *x):
+            return functional.scaled_dot_product_attention(*x, attn_mask=mask)
+
+    model = Model()
+    if lengths[0] <= lengths[1]:  # torch gives NaN for a query that sees nothing
+        with regard.watch(model) as record:
+            assert_close(model(*inputs), expected[0])
+        assert_close(record[""][0], regard.look(*inputs[:2], mask=table))
 
 
 def test_errors():

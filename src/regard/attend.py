@@ -37,6 +37,7 @@ from regard.engines.top_weights import top_weights
 from regard.kernels import DOT_LIMIT, DOT_REACH, centred, reach
 from regard.masks import Mask, causal
 from regard.masks.evaluation import check_polarity, has_reach, parts_of
+from regard.masks.kinds import of_torch
 from regard.parts import Attended
 from regard.scores import Dot, Score, is_inner_product, is_squared_distance, scaled_dot, with_scale
 from regard.torch_modes import compiling, transforming
@@ -419,6 +420,7 @@ def make_job(
     if not 0 <= dropout <= 1:  # also raises for NaN
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     shape = torch.Size([*leading, query.shape[-2], key.shape[-2]])
+    mask = None if mask is None else of_torch(mask)
     for part in parts_of(mask):
         if not isinstance(part, Tensor) and not callable(part):
             raise TypeError(f"mask must be callable or a tensor, got {type(part).__name__}")
@@ -449,6 +451,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
             raise TypeError(f"{name} must have a floating point dtype, got {tensor.dtype}")
     if any(x.is_nested for x in (query, key, value)):
         raise TypeError("nested tensors are not supported: pad them, and give their lengths by regard.masks.padding")
+    if any(x.layout != torch.strided for x in (query, key, value)):
+        raise TypeError("query, key and value must be dense tensors: call to_dense() on sparse ones")
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
     if not query.device == key.device == value.device:

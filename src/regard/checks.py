@@ -32,6 +32,17 @@ def positive(name: str, number: object) -> int:
     return operator.index(cast(SupportsIndex, number))
 
 
+def not_negative(name: str, number: object) -> int:
+    """The number as an int. It must be a whole number from 0 on; NumPy's and torch's integers will do."""
+    try:
+        whole = -1 if isinstance(number, bool) else operator.index(cast(SupportsIndex, number))
+    except TypeError:
+        whole = -1
+    if whole < 0:
+        raise ValueError(f"{name} must be a whole number, 0 or more, got {number!r}")
+    return whole
+
+
 def is_count(value: object) -> bool:
     """Whether a value is a positive whole number."""
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import positive
+from regard.checks import not_negative, positive
 from regard.masks.kinds import Both, Documents, Mask, Padding, Shifted, entries, two_dimensional
 from regard.torch_modes import compiling, transforming
 
@@ -134,6 +134,8 @@ class _Blocks:
     mask: Mask
     size: int
     seen: Tensor  # [blocks of queries, blocks of keys]  whether some query sees some key of it
+    queries: int
+    keys: int
 
     def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
         if isinstance(self.mask, Tensor):
@@ -141,6 +143,11 @@ class _Blocks:
         return self.mask(query_index, key_index)
 
     def touches(self, rows: slice, columns: slice) -> bool:
+        if rows.stop > self.queries or columns.stop > self.keys:
+            raise ValueError(
+                f"masks.blocks was made for {self.queries} queries and {self.keys} keys, got query {rows.stop - 1} and"
+                f" key {columns.stop - 1}: make it again for this length"
+            )
         first, second = (slice(some.start // self.size, -(-some.stop // self.size)) for some in (rows, columns))
         return bool(self.seen[first, second].any())
 
@@ -158,14 +165,16 @@ def blocks(mask: Mask, queries: int, keys: int, size: int = 128, rank: int = 4) 
     >>> diagonal.touches(slice(0, 128), slice(128, 512)), diagonal.seen.int().tolist()[0]
     (False, [1, 0, 0, 0])
     """
-    size, every = positive("size", size), slice(0, keys)
+    queries, keys, size = not_negative("queries", queries), not_negative("keys", keys), positive("size", size)
+    every = slice(0, keys)
     seen = []
     for start in range(0, queries, size):
         part = block_of(mask, slice(start, min(start + size, queries)), every, rank, torch.device("cpu"))
         part = part if part.dtype == torch.bool else part > -torch.inf
         columns = part.expand(*part.shape[:-1], keys).flatten(0, -2).any(dim=0)  # [keys]
         seen.append(torch.stack([columns[first : first + size].any() for first in range(0, keys, size)]))
-    return _Blocks(mask, size, torch.stack(seen) if seen else torch.zeros(0, 0, dtype=torch.bool))
+    seen_blocks = torch.stack(seen) if seen else torch.zeros(0, 0, dtype=torch.bool)
+    return _Blocks(mask, size, seen_blocks, queries, keys)
 
 
 def check_reach(mask: Mask, queries: int, keys: int, rank: int = 4) -> None:

@@ -1,12 +1,14 @@
 """The masks themselves, each a function of indices. See `regard.masks`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checks import positive
+from regard.checks import not_negative, positive
 from regard.torch_modes import compiling, transforming
 
 _MaskFunction = Callable[[Tensor, Tensor], Tensor]
@@ -121,7 +123,7 @@ def window(radius: int) -> _Window:
     >>> window(1)(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
     [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     """
-    return _Window(_not_negative("radius", radius))
+    return _Window(not_negative("radius", radius))
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def prefix(length: int) -> _Prefix:
     >>> prefix(2)(torch.arange(3)[:, None], torch.arange(4)).int().tolist()
     [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
     """
-    return _Prefix(_not_negative("length", length))
+    return _Prefix(not_negative("length", length))
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def dilated(radius: int, step: int) -> _Dilated:
     >>> dilated(1, step=2)(torch.arange(4)[:, None], torch.arange(4)).int().tolist()
     [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
     """
-    return _Dilated(_not_negative("radius", radius), positive("step", step))
+    return _Dilated(not_negative("radius", radius), positive("step", step))
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def global_and_window(count: int, radius: int) -> _GlobalAndWindow:
     >>> global_and_window(1, radius=0)(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
     [[1, 1, 1], [1, 1, 0], [1, 0, 1]]
     """
-    return _GlobalAndWindow(_not_negative("count", count), _not_negative("radius", radius))
+    return _GlobalAndWindow(not_negative("count", count), not_negative("radius", radius))
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ def documents(ids: Tensor) -> Documents:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or not ids.ndim:
         got = f"dtype {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"documents needs the id of each position as an integer tensor [..., n], got {got}")
-    rows = ids.reshape(-1, ids.shape[-1])  # [..., n] → [rows, n]
+    rows = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1])  # [..., n] → [rows, n]
     known, index = torch.unique(rows, return_inverse=True)
     index = index + torch.arange(len(rows), device=ids.device).unsqueeze(-1) * len(known)  # one number per document
     position = torch.arange(rows.shape[1], device=ids.device).expand_as(rows).flatten()
@@ -251,13 +253,6 @@ def _at(table: Tensor, index: Tensor) -> Tensor:
     leading = table.shape[:-1]
     between = [1] * (max(2, index.ndim - len(leading)) - 2)
     return table[..., index.flatten()].view(*leading, *between, *index.shape[-2:])
-
-
-def _not_negative(name: str, value: int) -> int:
-    """A number that is not negative."""
-    if not value >= 0:  # also raises for NaN
-        raise ValueError(f"{name} must not be negative, got {value}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -286,7 +281,16 @@ def both(first: Mask, second: Mask) -> Both:
     >>> both(causal, window(1))(torch.arange(3)[:, None], torch.arange(3)).int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    return Both(first, second)
+    return Both(of_torch(first), of_torch(second))
+
+
+def of_torch(mask: Mask) -> Mask:
+    """torch's `CausalBias`, a tensor without numbers, as a mask of ours; any other mask as it is."""
+    if type(mask).__name__ != "CausalBias":  # its module takes two seconds to import
+        return mask
+    bias: Any = mask
+    corner = bias.seq_len_kv - bias.seq_len_q if bias.variant.name == "LOWER_RIGHT" else 0
+    return Shifted(causal, corner) if corner else causal
 
 
 @dataclass(frozen=True)
