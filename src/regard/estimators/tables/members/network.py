@@ -138,16 +138,13 @@ def _train(
     target = rows.value if classify else (rows.value - rows.value.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
     y, weight = (torch.as_tensor(array, dtype=torch.float32) for array in (target, rows.weight / rows.weight.mean()))
     readout = nn.Parameter(torch.zeros(features.weight[-1].shape[1] + 1, outputs))
-    named = [*features.named_parameters(), ("readout", readout)]
-    groups = [
-        {
-            "params": [parameter],
-            "factor": _RATES.get(name.split(".")[0], 1.0),
-            "weight_decay": 0.0 if name.split(".")[0] in _RATES else _DECAY,
-        }
-        for name, parameter in named
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=_RATE, betas=(0.9, 0.95), fused=True)
+    groups: dict[float, dict[str, Any]] = {}  # one for each rate: a step of the optimizer costs more by the group
+    for name, parameter in [*features.named_parameters(), ("readout", readout)]:
+        kind = name.split(".")[0]
+        factor = _RATES.get(kind, 1.0)
+        decay = 0.0 if kind in _RATES else _DECAY
+        groups.setdefault(factor, {"params": [], "factor": factor, "weight_decay": decay})["params"].append(parameter)
+    optimizer = torch.optim.AdamW(groups.values(), lr=_RATE, betas=(0.9, 0.95), fused=True)
     batch = min(_BATCH, max(32, count // 8), count)
     epochs, fewest, most = length
     steps = min(most, max(fewest, round(epochs * count / batch)))
