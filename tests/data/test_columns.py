@@ -221,7 +221,7 @@ def test_a_table_of_another_library_is_converted_to_pandas():
     random = np.random.default_rng(0)
     frame = pd.DataFrame({"area": random.normal(size=40), "kind": random.choice(["flat", "house"], 40)})
     target = frame["area"] + 2 * (frame["kind"] == "house")
-    ours, theirs = (NadarayaWatson().fit(table, target) for table in (frame, Foreign(frame)))
+    ours, theirs = (NadarayaWatson("scott").fit(table, target) for table in (frame, Foreign(frame)))
     assert list(theirs.feature_names_in_) == ["area", "kind"]
     assert_allclose(theirs.predict(Foreign(frame[:5])), ours.predict(frame[:5]))
     assert_allclose(theirs.evidence(Foreign(frame[:5])).weight, ours.evidence(frame[:5]).weight)
@@ -232,15 +232,15 @@ def test_dates_raise_and_row_names_warn():
     frame = pd.DataFrame({"x": np.arange(n, dtype=float), "when": pd.date_range("2020-01-01", periods=n)})
     for column in (frame["when"], frame["when"] - frame["when"].min(), frame["when"].dt.date):
         with pytest.raises(ValueError, match=r"column 'when' holds dates or times, .* categorical=\[…\]"):
-            NadarayaWatson().fit(frame.assign(when=column), frame["x"])
+            NadarayaWatson("scott").fit(frame.assign(when=column), frame["x"])
     days = frame.assign(when=(frame["when"] - frame["when"].min()).dt.days)
-    assert NadarayaWatson().fit(days, frame["x"]).columns_.categories == {}
+    assert NadarayaWatson("scott").fit(days, frame["x"]).columns_.categories == {}
     named = frame[["x"]].assign(id=[f"u{number}" for number in range(n)])
     with pytest.warns(UserWarning, match="column 'id' has 30 categories in 30 rows: leave it out"):
-        NadarayaWatson().fit(named, frame["x"])
-    NadarayaWatson().fit(named.astype({"id": "category"}), frame["x"])  # somebody has decided it
+        NadarayaWatson("scott").fit(named, frame["x"])
+    NadarayaWatson("scott").fit(named.astype({"id": "category"}), frame["x"])  # somebody has decided it
 
 
 def test_dates_raise_in_a_table_without_rows():
     with pytest.raises(ValueError, match="column 't' holds dates or times: turn them into numbers"):
-        NadarayaWatson().fit(pd.DataFrame({"t": pd.to_datetime([])}), [])
+        NadarayaWatson("scott").fit(pd.DataFrame({"t": pd.to_datetime([])}), [])

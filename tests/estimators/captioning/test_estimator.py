@@ -276,7 +276,7 @@ def test_errors_name_images_that_cannot_be_read(tiny, few, tmp_path):
 
 
 def test_a_folder_of_another_estimator_raises(tmp_path):
-    regard.NadarayaWatson().fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0]).save(tmp_path / "model")
+    regard.NadarayaWatson(1.0).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0]).save(tmp_path / "model")
     with pytest.raises(ValueError, match="must hold a Captioner, got a NadarayaWatson"):
         Captioner.load(tmp_path / "model")
 

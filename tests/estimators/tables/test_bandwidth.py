@@ -51,7 +51,7 @@ def test_aicc_matches_the_formula_and_is_its_minimum(order):
 def test_rules_of_thumb():
     x, y = table(columns=2)
     spread = x.std(axis=0)
-    assert_allclose(NadarayaWatson().fit(x, y).bandwidth_, spread * len(x) ** (-1 / 6))
+    assert_allclose(NadarayaWatson("scott").fit(x, y).bandwidth_, spread * len(x) ** (-1 / 6))
     assert_allclose(NadarayaWatson("silverman").fit(x, y).bandwidth_, spread * len(x) ** (-1 / 6))
     x, y = table(columns=1)
     silverman = NadarayaWatson("silverman").fit(x, y).bandwidth_

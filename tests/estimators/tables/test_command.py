@@ -18,7 +18,7 @@ from sklearn.datasets import load_diabetes
 
 import regard
 
-KERNEL = ("--model", "nadaraya-watson")
+KERNEL = ("--model", "nadaraya-watson", "--bandwidth", "scott")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_fit_predict_and_evidence_give_what_python_gives(tmp_path):
     assert output.stdout == ""
     assert output.stderr.endswith(f"\nNadarayaWatson on 300 rows and 10 columns → {tmp_path / 'model'}\n")
 
-    model = regard.NadarayaWatson(scale="rank").fit(X[:300], y[:300])
+    model = regard.NadarayaWatson("scott", scale="rank").fit(X[:300], y[:300])
     predicted = frame_of(run("predict", tmp_path / "model", tmp_path / "new.csv", "--std", "--density"))
     assert predicted.columns.tolist() == ["target", "target_std", "log_density"]
     mean, spread = model.predict(new, return_std=True)
@@ -98,7 +98,7 @@ def test_every_kind_of_file_gives_the_same(here, houses, table, new, out):
     assert run("predict", "model", new, "--out", out).output == ""
     read = {"csv": pd.read_csv, "tsv": lambda path: pd.read_csv(path, sep="\t"), "parquet": pd.read_parquet}
     predicted = read[out.rpartition(".")[2]](out)
-    model = regard.NadarayaWatson().fit(houses[:100].drop(columns="price"), houses["price"][:100])
+    model = regard.NadarayaWatson("scott").fit(houses[:100].drop(columns="price"), houses["price"][:100])
     assert predicted.columns.tolist() == ["price"]
     np.testing.assert_allclose(predicted["price"], model.predict(houses[100:].drop(columns="price")), rtol=1e-12)
 
@@ -153,7 +153,7 @@ def test_a_target_of_words_is_classified(here, houses):
     assert "\nNadarayaWatsonClassifier on 100 rows" in output.stderr
     predicted = frame_of(run("predict", "model", "new.csv", "--proba"))
     assert predicted.columns.tolist() == ["dear", "p_no", "p_yes"]
-    model = regard.NadarayaWatsonClassifier().fit(frame[:100].drop(columns="dear"), frame["dear"][:100])
+    model = regard.NadarayaWatsonClassifier("scott").fit(frame[:100].drop(columns="dear"), frame["dear"][:100])
     np.testing.assert_allclose(predicted[["p_no", "p_yes"]], model.predict_proba(frame[100:].drop(columns="dear")))
     assert predicted["dear"].tolist() == model.predict(frame[100:].drop(columns="dear")).tolist()
     assert frame_of(run("predict", "model", "new.csv"))["dear"].tolist() == predicted["dear"].tolist()
@@ -175,7 +175,9 @@ def test_weights_are_those_of_python(here, houses):
         "fit", "table", *KERNEL, "heavy.csv", "--target", "price", "--weight", "times", "--out", "model", "--order", "1"
     )
     X = houses.drop(columns="price")  # noqa: N806
-    model = regard.NadarayaWatson(order=1).fit(X[:100], houses["price"][:100], sample_weight=np.arange(100) % 3)
+    model = regard.NadarayaWatson("scott", order=1).fit(
+        X[:100], houses["price"][:100], sample_weight=np.arange(100) % 3
+    )
     np.testing.assert_allclose(frame_of(run("predict", "model", "new.csv"))["price"], model.predict(X[100:]))
 
 
@@ -222,12 +224,12 @@ def test_the_evidence_of_a_row_is_plotted(here):
 
 def test_a_model_saved_from_python_is_read_too(here, houses):
     X, y = houses[["area", "rooms"]], houses[["price", "zone"]]  # noqa: N806
-    named = regard.NadarayaWatson().fit(X[:100], y[:100])
+    named = regard.NadarayaWatson("scott").fit(X[:100], y[:100])
     named.save("named")
     predicted = frame_of(run("predict", "named", "new.csv", "--std"))
     assert predicted.columns.tolist() == ["price", "zone", "price_std", "zone_std"]
     np.testing.assert_allclose(predicted[["price", "zone"]], named.predict(X[100:]), rtol=1e-12)
-    regard.NadarayaWatson().fit(X[:100].to_numpy(), y["price"][:100].to_numpy()).save("nameless")
+    regard.NadarayaWatson("scott").fit(X[:100].to_numpy(), y["price"][:100].to_numpy()).save("nameless")
     X[100:].to_csv("two.csv", index=False)
     predicted = frame_of(run("predict", "nameless", "two.csv"))
     np.testing.assert_allclose(predicted["y"], named.predict(X[100:])[:, 0], rtol=1e-12)

@@ -35,7 +35,7 @@ from regard.estimators.tables.bandwidth import GRID, RIDGES
     ],
     expected_failed_checks=lambda model: (
         {}
-        if model.bandwidth not in ("cv", "learn")
+        if model.bandwidth not in (None, "cv", "learn")
         else dict.fromkeys(
             ["check_sample_weight_equivalence_on_dense_data"],
             "a row is left out whole, whatever its weight: two copies of it would see each other",
@@ -47,6 +47,7 @@ def test_scikit_learns_checks(estimator, check, monkeypatch):
     monkeypatch.setattr("regard.estimators.tables.bandwidth.GRID", GRID[::4])
     monkeypatch.setattr("regard.estimators.tables.bandwidth.RIDGES", RIDGES[:1])
     monkeypatch.setattr("regard.estimators.tables.metric_learning.STRETCH_STEPS", 20)
+    monkeypatch.setattr("regard.estimators.tables.metric_learning.START_STEPS", 10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
@@ -115,12 +116,12 @@ def test_left_out_score_of_a_classifier_is_its_accuracy():
         ({"bandwidth": np.eye(2)}, r"must be \[3, 3\]"),
         ({"bandwidth": {"a": 1}}, "bandwidth must be a number"),
         ({"ordered": "grade"}, "ordered must be a list"),
-        ({"bandwidth": "best"}, "one per column, or one of scott, silverman, cv, aicc, learn, got 'best'"),
+        ({"bandwidth": "best"}, "one per column, or one of auto, scott, silverman, cv, aicc, learn, got 'best'"),
         ({"bandwidth": "cv", "metric": "full"}, "bandwidth='learn'"),
         ({"kernel": "round"}, "kernel must be gaussian, laplace, .* or a score of your own, got 'round'"),
         ({"metric": "round"}, "metric must be scalar, diagonal or full, got 'round'"),
         ({"order": 2}, "order must be 0 or 1, got 2"),
-        ({"scale": "log"}, "scale must be rank, standard or None, got 'log'"),
+        ({"scale": "log"}, "scale must be auto, rank, standard or None, got 'log'"),
         ({"tol": -1}, "tol must be a number of at least 0 and below 1, got -1"),
         ({"categorical": ["colour"]}, "there is no column 'colour'"),
     ],
@@ -136,16 +137,16 @@ def test_missing_and_infinite_cells_raise_with_their_position():
     frame = pd.DataFrame(x, columns=["length", "width"])
     frame.loc[17, "width"] = np.nan
     with pytest.raises(ValueError, match="Input X contains NaN: a cell is missing in column 'width', row 17"):
-        NadarayaWatson().fit(frame, y)
+        NadarayaWatson(1.0).fit(frame, y)
     for bad in (np.nan, np.inf):
         broken = x.copy()
         broken[3, 1] = bad
         with pytest.raises(ValueError, match=r"NaN|infinity"):
-            NadarayaWatson().fit(broken, y)
+            NadarayaWatson(1.0).fit(broken, y)
         with pytest.raises(ValueError, match=r"NaN|infinity"):
-            NadarayaWatson().fit(x, y).predict(broken)
+            NadarayaWatson(1.0).fit(x, y).predict(broken)
     with pytest.raises(NotFittedError):
-        NadarayaWatson().predict(x)
+        NadarayaWatson(1.0).predict(x)
     with pytest.raises(ValueError, match="at least one non-zero"):
         NadarayaWatson().fit(x, y, np.zeros(len(x)))
 

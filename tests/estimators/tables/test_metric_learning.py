@@ -1,7 +1,6 @@
 """A metric is learned from the leave-one-out error."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from regard import NadarayaWatson, scores
 from regard.attend import attend
 from regard.estimators.tables import metric_learning
 from regard.estimators.tables.metric_learning import (
-    SameDtypeGaussian,
+    Rows,
     Sample,
     Stretch,
     Trial,
@@ -35,12 +34,12 @@ def table(rows, features, seed=0):
 
 def learn(points, y, metric="full", order=0, kernel=scores.Gaussian, start=0.3, seed=0):
     settings = {"metric": metric, "order": order, "score": kernel(1.0), "seed": seed, "progress": False}
-    bandwidth, error, history = learn_metric(points / start, y, **settings)
-    return SimpleNamespace(bandwidth=start * bandwidth, error=error, history=history)
+    learned = learn_metric(Rows(points / start, y), **settings)
+    return learned._replace(bandwidth=start * learned.bandwidth)
 
 
 def sample_of(points, y, weight=None, seed=0):
-    return Sample.of(points, y, weight, torch.Generator().manual_seed(seed))
+    return Sample.of(Rows(points, y, weight), torch.Generator().manual_seed(seed))
 
 
 def stretch(size, start):
@@ -145,7 +144,7 @@ def test_no_row_influences_its_own_prediction(order, weighted):
     sample = sample_of(points, wave_across(points), weight)
     y = sample.y.requires_grad_()
     rows, everything = torch.tensor([3, 5, 28]), torch.arange(31).flip(0)
-    trial = Trial(sample, rows, everything, SameDtypeGaussian(), order, overlap=True)
+    trial = Trial(sample, rows, everything, None, order, overlap=True)
     level = trial.prediction(stretch(2, 0.3))
     for position, row in enumerate(rows):
         influence = torch.autograd.grad(level[position, 0], y, retain_graph=True)[0].squeeze(-1)
@@ -164,7 +163,7 @@ def test_a_drawn_row_does_not_see_itself(keys, monkeypatch):
     assert len(sample.train) + len(sample.validation) == 300
     stages = plan_stages("full", 0, len(sample.train))
     stage = {"some": stages[0], "all": stages[-1]}[keys]
-    trial = draw_trial(sample, scores.Gaussian(1.0), stage, torch.Generator().manual_seed(1))
+    trial = draw_trial(sample, stage, torch.Generator().manual_seed(1))
     assert not set(trial.rows.tolist()) & set(sample.validation.tolist())
     if keys == "some":
         assert len(trial.keys) == 50
@@ -209,13 +208,12 @@ def test_a_weight_of_2_is_a_repeated_row():
     points, y = table(60, 2), table(60, 1, seed=1)
     twice = torch.arange(60) % 3 == 0
     model, rows, keys = stretch(2, 0.2), torch.arange(40, 60), torch.arange(40)
-    kernel = SameDtypeGaussian()
     weighted = Sample(points.float(), y.float(), 1.0 + twice.float(), keys, rows)
     plain = weighted._replace(weight=torch.ones(60))
     repeated = torch.cat([keys, keys[twice[:40]]]), torch.cat([rows, rows[twice[40:]]])
     for order in (0, 1):
-        loss = Trial(weighted, rows, keys, kernel, order, False).loss(model)
-        assert_close(loss, Trial(plain, repeated[1], repeated[0], kernel, order, False).loss(model))
+        loss = Trial(weighted, rows, keys, None, order, False).loss(model)
+        assert_close(loss, Trial(plain, repeated[1], repeated[0], None, order, False).loss(model))
 
 
 @pytest.mark.slow

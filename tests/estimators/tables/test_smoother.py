@@ -135,13 +135,14 @@ def test_a_score_of_the_users_own():
 
 def test_plan_names_the_engine_and_the_reason():
     x, y = table(rows=2000, columns=1)
-    model = NadarayaWatson().fit(x, y)
+    model = NadarayaWatson("scott").fit(x, y)
     assert model.plan(x[:5]) == ("dense", "only 10,000 pairs", "dense: the whole matrix")
     many = np.random.default_rng(0).normal(size=(10_000, 1))
     assert model.plan(many).engine == "gauss"
-    laplace = NadarayaWatson(kernel="laplace").fit(x, np.sin(y)).plan(many)
+    laplace = NadarayaWatson("scott", kernel="laplace").fit(x, np.sin(y)).plan(many)
     assert (laplace.engine, laplace.algorithm) == ("pairs", "pairs: float32 loops, float64 for far queries")
-    for exact in (NadarayaWatson(kernel="laplace", tol=1e-9), NadarayaWatson(kernel="laplace", order=1)):
+    for settings in ({"tol": 1e-9}, {"order": 1}):
+        exact = NadarayaWatson("scott", kernel="laplace", **settings)
         assert exact.fit(x, np.sin(y)).plan(many).algorithm == "pairs: float64 loops"
     assert "score of your own" in NadarayaWatson(kernel=regard.scores.dot).fit(x, y).plan(x).why
 

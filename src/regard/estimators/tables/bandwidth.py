@@ -1,5 +1,6 @@
 """The bandwidth of a kernel regression: given in numbers, by a rule, by a search of a criterion, or learned.
 
+    "auto"        the default, see `default_bandwidth`
     "scott"       σ · n^(-1/(d+4))
     "silverman"   σ · (n (d+2)/4)^(-1/(d+4))
     "cv"          least squares of every row predicted from the others: Σ weight · (y - f₋ᵢ(xᵢ))²
@@ -25,16 +26,16 @@ from scipy.optimize import minimize
 
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
 from regard.estimators.settings import seed_of
-from regard.estimators.tables.metric_learning import best_exponent, learn_metric
-from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother
-from regard.kernels import KERNELS, Mixed
+from regard.estimators.tables.metric_learning import Rows, best_exponent, learn_metric
+from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother, category_bandwidth
+from regard.kernels import KERNELS
 from regard.progress import ProgressBar
 from regard.training import History
 
-Bandwidth = float | Sequence[float] | Literal["scott", "silverman", "cv", "aicc", "learn"]
+Bandwidth = float | Sequence[float] | Literal["auto", "scott", "silverman", "cv", "aicc", "learn"]
 _RULES = ("scott", "silverman")
 _SEARCHES = ("cv", "aicc")
-_CHOICES = (*_RULES, *_SEARCHES, "learn")
+_CHOICES = ("auto", *_RULES, *_SEARCHES, "learn")
 GRID = np.arange(-6, 6.5, 0.5)
 """Powers of 2 times the rule's bandwidth that a search tries first."""
 _COARSE_GRID_ROWS = 20_000
@@ -63,6 +64,14 @@ def parse_bandwidth(text: str) -> Bandwidth:
     except ValueError:
         return cast(Bandwidth, text.strip())
     return numbers if len(numbers) > 1 else numbers[0]
+
+
+def check_automatic(kernel: object, metric: str) -> None:
+    """Raise unless the default bandwidth, one for each column, can be chosen."""
+    if callable(kernel):
+        raise ValueError("bandwidth='auto' needs a kernel by name; for a score of your own give a number")
+    if metric == "full":
+        raise ValueError("metric='full' is learned by gradient: it needs bandwidth='learn', got bandwidth='auto'")
 
 
 _Choice = tuple[Smoother, float | None, tuple[History, ...]]
@@ -266,26 +275,29 @@ def _search_many_factors(
 
 
 def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool) -> _Choice:
-    """The metric by gradient descent on the leave-one-out error; then λ of the categories, by search."""
+    """The metric and λ of the categories by gradient descent on the leave-one-out error; then the best ridge."""
     if len(smoother.rows) < 2:
         raise ValueError(f"bandwidth='learn' needs two rows, got n_samples={len(smoother.rows)}: give a number")
     if callable(smoother.kernel):
         raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
-    history: tuple[History, ...] = ()
-    if len(smoother.bandwidth):
-        kernel, unit = KERNELS[smoother.kernel](1.0), smoother.bandwidth  # that of the rule
-        coded = len(smoother.category_bandwidth) > 0
-        bandwidth, _, history = learn_metric(
-            torch.as_tensor(smoother.rows / np.append(unit, np.ones(len(smoother.category_bandwidth)))),
-            torch.as_tensor(smoother.value),
-            None if smoother.weight is None else torch.as_tensor(smoother.weight),
-            metric=metric,
-            order=smoother.order,
-            score=Mixed(kernel, *map(torch.as_tensor, smoother.penalty)) if coded else kernel,
-            seed=seed,
-            progress=progress,
-        )
-        smoother = replace(smoother, bandwidth=(unit * bandwidth.numpy().T).T, ridge=LEARNING_RIDGE)
-    if len(smoother.category_bandwidth):
-        smoother, _ = _search_bandwidth(smoother, "cv", "scalar", seed, progress)
-    return smoother, leave_one_out_error(smoother, leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)), history
+    unit = smoother.bandwidth  # that of the rule
+    points = torch.as_tensor(np.hstack([smoother.numeric / unit, smoother.codes]))
+    weight = None if smoother.weight is None else torch.as_tensor(smoother.weight)
+    learned = learn_metric(
+        Rows(points, torch.as_tensor(smoother.value), weight, smoother.ordered.tolist()),
+        metric=metric,
+        order=smoother.order,
+        score=KERNELS[smoother.kernel](1.0),
+        seed=seed,
+        progress=progress,
+    )
+    smoother = replace(
+        smoother,
+        bandwidth=(unit * learned.bandwidth.numpy().T).T,
+        category_bandwidth=category_bandwidth(learned.penalty.numpy(), smoother.ordered, smoother.levels),
+    )
+    rows = leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)
+    ridges = (LEARNING_RIDGE, *RIDGES[1:]) if smoother.order == 1 else (smoother.ridge,)
+    errors = {ridge: leave_one_out_error(replace(smoother, ridge=ridge), rows) for ridge in ridges}
+    ridge = min(errors, key=errors.__getitem__)
+    return replace(smoother, ridge=ridge), errors[ridge], learned.history

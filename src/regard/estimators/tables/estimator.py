@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +18,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from regard.data.columns import Category, Columns, Floats, Scale, as_frame, find_columns, fit_scale
+from regard.data.columns import Category, Columns, Floats, Scale, Unit, as_frame, find_columns, fit_scale
 from regard.engines.job import Plan
 from regard.estimators.common import (
     SavedEstimator,
@@ -35,12 +35,15 @@ from regard.estimators.tables.bandwidth import (
     PAIRS_MANY_FACTORS,
     Bandwidth,
     apply_rule,
+    check_automatic,
     check_bandwidth,
     choose_bandwidth,
     leave_one_out_rows,
     parse_bandwidth,
 )
+from regard.estimators.tables.default_bandwidth import MIN_ROWS, default_bandwidth
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, row_labels, top_rows
+from regard.estimators.tables.metric_learning import CAPPED, LOG_LOSS, Loss
 from regard.estimators.tables.smoother import Smoother, marginal_effects
 from regard.kernels import KERNELS, KernelName
 from regard.saving import to_json
@@ -59,8 +62,9 @@ def _check_kernel(name: str, value: object) -> None:
 class _KernelEstimator(Seeded, SavedEstimator):
     """What regression and classification share: the rows, the bandwidth, and the evidence."""
 
+    _loss: ClassVar[Loss] = CAPPED
     bandwidth: Bandwidth | None = setting(
-        "numbers, or scott, silverman, cv, aicc, learn",
+        "numbers, or auto, scott, silverman, cv, aicc, learn",
         default=None,
         kw_only=False,
         check=check_bandwidth,
@@ -68,7 +72,9 @@ class _KernelEstimator(Seeded, SavedEstimator):
     )
     kernel: Kernel = setting("shape of the weights", default="gaussian", check=_check_kernel)
     metric: Literal["scalar", "diagonal", "full"] = setting("of the bandwidth", default="scalar")
-    scale: Literal["rank", "standard"] | None = setting("units of numbers", default=None)
+    scale: Literal["auto", "rank", "standard"] | None = setting(
+        "units of numbers; auto tries rank, for the default bandwidth only", default="auto"
+    )
     categorical: Literal["dtype"] | Sequence[str | int] | None = setting(
         "categorical columns; by default those of a pandas frame that hold no numbers", default="dtype", option=False
     )
@@ -91,15 +97,38 @@ class _KernelEstimator(Seeded, SavedEstimator):
         self.X_ = X.copy()  # the caller may change its own later
         self.row_index_ = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
         weight = None if weight is None or (weight[self.row_index_] == 1).all() else weight[self.row_index_]
-        self.scale_ = fit_scale(X[self.row_index_][:, self.columns_.numbers], weight, self.scale)
+        value = value[self.row_index_]
         bandwidth = self.bandwidth
         if bandwidth is None:
-            bandwidth = 1.0 if callable(self.kernel) else "scott"
-        start = apply_rule(self._make_smoother(value[self.row_index_], weight), "scott")
+            bandwidth = 1.0 if callable(self.kernel) else "auto"
+        if isinstance(bandwidth, str) and bandwidth == "auto":
+            check_automatic(self.kernel, self.metric)
+            if len(value) >= MIN_ROWS and self.kernel != "constant" and X.shape[1]:
+                self._fit_default(value, weight)
+                return self
+            bandwidth = "scott"
+        self.scale_ = self._fit_scale(weight, self.scale)
+        start = apply_rule(self._make_smoother(value, weight), "scott")
         self.smoother_, self.criterion_, self.history_ = choose_bandwidth(
             start, self.columns_, bandwidth, self.metric, self.random_state, self.verbose
         )
         return self
+
+    def _fit_scale(self, weight: Floats | None, unit: str | None) -> Scale:
+        """Units of the numeric columns of the rows of positive weight; "auto" leaves them as they are."""
+        unit = None if unit == "auto" else unit
+        return fit_scale(self.X_[self.row_index_][:, self.columns_.numbers], weight, cast(Unit | None, unit))
+
+    def _fit_default(self, value: Floats, weight: Floats | None) -> None:
+        """Choose the bandwidths by leave-one-out, and the scale, unless it is given."""
+        units = (None, "rank") if self.scale == "auto" and self.columns_.numbers else (self.scale,)
+        scales, smoothers = [self._fit_scale(weight, unit) for unit in units], []
+        for scale in scales:
+            self.scale_ = scale
+            smoothers.append(self._make_smoother(value, weight))
+        index, choice = default_bandwidth(smoothers, self._loss, seed_of(self.random_state), self.verbose)
+        self.scale_ = scales[index]
+        self.smoother_, self.criterion_, self.history_ = choice.smoother, choice.error, choice.history
 
     def _make_smoother(self, value: Floats, weight: Floats | None) -> Smoother:
         """The rows of positive weight and their targets, without a bandwidth yet."""
@@ -280,16 +309,18 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
     """Kernel regression: predictions are weighted averages of the training targets, or local lines through them.
 
     bandwidth   in units of the scale; it may also be a matrix for the numeric columns. For a categorical column it is
-                λ, between 0 and 1. "cv" minimises the leave-one-out squared error, "aicc" the corrected AIC, and
-                "learn" descends the gradient of the leave-one-out error
+                λ, between 0 and 1. "auto", the default, is one for each column by leave-one-out, learned on a sample
+                of rows; "scott" and "silverman" are rules; "cv" minimises the leave-one-out squared error, "aicc" the
+                corrected AIC, and "learn" descends the gradient of the leave-one-out error
     kernel      "constant" predicts the mean; or a score of your own, called with rows divided by the bandwidth, which
                 is then 1 by default
-    metric      "scalar": one factor on the columns' deviations; "diagonal": one bandwidth per column; "full": a matrix,
-                for "learn" only
+    metric      of "cv", "aicc" and "learn". "scalar": one factor on the columns' deviations; "diagonal": one bandwidth
+                per column; "full": a matrix, for "learn" only
     order       lines have no bias at the edges of the data
-    scale       "standard": standard deviations; "rank": normal scores by rank
+    scale       "standard": standard deviations; "rank": normal scores by rank; "auto": what predicts rows left out
+                better, None or "rank", for the default bandwidth; None for any other
 
-    After `fit`: `bandwidth_`, and `criterion_`, the value of what "cv", "aicc" or "learn" minimised.
+    After `fit`: `bandwidth_`, and `criterion_`, the value of what "auto", "cv", "aicc" or "learn" minimised.
 
     >>> import numpy as np
     >>> x = np.linspace(0, 5, 50)[:, None]
@@ -369,8 +400,8 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
 class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
     """Kernel classification: the probability of a class is the weight of its training rows.
 
-    The settings are those of `NadarayaWatson`, without `order`. Bandwidths minimise the leave-one-out squared error of
-    the probabilities (Brier score).
+    The settings are those of `NadarayaWatson`, without `order`. The default bandwidth minimises the leave-one-out log
+    loss, "cv" and "learn" the squared error of the probabilities (Brier score).
 
     >>> import numpy as np
     >>> x = np.array([[0.0], [0.1], [1.0], [1.1]])
@@ -378,6 +409,8 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
     >>> model.predict([[0.0], [1.2]]).tolist()
     ['no', 'yes']
     """
+
+    _loss = LOG_LOSS
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803

@@ -85,6 +85,11 @@ class Smoother:
         return self.rows[:, : len(self.bandwidth)]
 
     @property
+    def codes(self) -> Floats:
+        """The codes of the categorical columns, [n, g]."""
+        return self.rows[:, len(self.bandwidth) :]
+
+    @property
     def kind(self) -> type[Kernel]:
         """The kernel by its name; the Gaussian for "constant", which has no features, and for a score."""
         return KERNELS.get(self.kernel, Gaussian) if isinstance(self.kernel, str) else Gaussian
@@ -272,6 +277,12 @@ class Smoother:
         volume += self.kind.profile.log_mass(len(self.bandwidth))
         same = float(np.log(np.maximum(1 - np.clip(self.category_bandwidth, 0, 1), 1e-300)).sum())
         return log_weight - total - volume + same
+
+
+def category_bandwidth(penalty: Floats, ordered: NDArray[np.bool_], levels: Floats) -> Floats:
+    """λ of each categorical column, from what a step (ordered) or any change (unordered) subtracts: see `penalty`."""
+    with np.errstate(over="ignore"):
+        return np.where(ordered, np.exp(-penalty), (levels - 1) / np.maximum(levels - 1 + np.exp(penalty), 1.0))
 
 
 def fit_lines(moments: Moments, ridge: float, outputs: int | None = None) -> _Estimate:
