@@ -312,3 +312,23 @@ def test_bfloat16_is_summed_in_float32():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert 60 < float(done.stdout) < 68  # 4 queries, 8 numbers, twice
+
+
+def test_a_mask_is_called_once_for_all_heads_of_a_thread():
+    """ALiBi, a bias by head: with one block per head it would be evaluated for all heads in each of them."""
+    heads, length, pairs = 6, 600, []
+    rates = torch.linspace(0.1, 1.0, heads).view(heads, 1, 1)
+
+    def alibi(query_index, key_index):
+        apart = -(query_index - key_index).abs() * rates
+        pairs.append(apart[..., 0, :, :].numel())
+        return apart
+
+    query, key, value = (torch.randn(2, heads, length, 8, requires_grad=True) for _ in range(3))
+    mean = regard.attend(query, key, value, mask=alibi, engine="stream")
+    assert sum(pairs) < 3 * length**2  # of 12 heads
+    index = torch.arange(length)
+    expected = regard.attend(query, key, value, mask=alibi(index[:, None], index), engine="dense")
+    assert_close(mean, expected)
+    slopes = [torch.autograd.grad(x.square().sum(), (query, key, value)) for x in (mean, expected)]
+    assert_close(*slopes, rtol=1e-4, atol=1e-5)

@@ -42,6 +42,8 @@ BLOCK = (512, 512)
 """Queries and keys of one block: 1 MiB of float32 scores, and as much of gradients, in a core's L2 cache."""
 NARROW_ROWS = 128
 """Queries of one block where each has few keys in reach."""
+SHARED_ROWS = 64
+"""Queries of one block, at least, where its other rows are of other heads."""
 
 
 def _fill_scores(distances: bool, query: Tensor, key: Tensor, out: Tensor) -> None:
@@ -124,6 +126,9 @@ class HeadBlocks:
             rows = min(rows, NARROW_ROWS)
             columns = min(columns, seen + rows)
         columns, threads = max(1, min(keys, columns)), torch.get_num_threads()
+        if any(not is_solid(part) and not isinstance(part, Tensor) for part in parts_of(self.mask)):
+            # A mask is called once for all heads of a block: fewer rows of more heads.
+            rows = max(min(rows, SHARED_ROWS), rows // max(1, -(-heads // threads)))
         if heads < threads:  # the same number of blocks for each thread
             count = -(-queries // rows)
             rows = max(1, -(-queries // max(1, -(-count // threads) * threads)))
@@ -193,10 +198,7 @@ class HeadBlocks:
             heads = slice(task.heads.start * self.groups + member, task.heads.stop * self.groups, self.groups)
             index = self.head_index[heads, self.head_index.shape[1] - axes :]  # [heads, axes]
             index = np.where(np.array(block.shape[:axes]) > 1, index, 0)
-            if (index == index[0]).all():
-                block = block[(*index[0].tolist(), None)]  # a view: an index of several heads would copy
-            else:
-                block = block[tuple(torch.from_numpy(axis) for axis in index.T)]
+            block = _entries(block, index)
             if block.dtype != torch.bool:
                 relevant.append(block)
             elif not block.any():
@@ -211,6 +213,20 @@ class HeadBlocks:
         number = np.float32 if dtype == torch.float32 else np.float64
         threshold = np.uint32(dropout_hash.threshold(self.dropout))
         return RowDropout(first, second, threshold, number(dropout_hash.keep_scale(self.dropout)))
+
+
+def _entries(block: Tensor, index: NDArray[np.int64]) -> Tensor:
+    """Entries `[heads, rows, columns]` of a block `[..., rows, columns]`, by the index of each, `[heads, axes]`.
+
+    A view where possible, with one entry for all heads if they are the same.
+    """
+    if not index.shape[1]:
+        return block.unsqueeze(0)
+    numbers = np.ravel_multi_index(tuple(index.T), block.shape[:-2])
+    block, first, steps = block.flatten(0, -3), int(numbers[0]), np.diff(numbers)
+    if not steps.any():
+        return block[first : first + 1]
+    return block[first : first + len(numbers)] if (steps == 1).all() else block[torch.from_numpy(numbers)]
 
 
 def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Tensor, Tensor, Tensor]:
