@@ -24,6 +24,7 @@ from regard.data.tables import (
     check_finite,
     check_misread_numbers,
     check_no_dates,
+    convert_objects,
     holds_dates,
     import_pandas,
     impute,
@@ -323,8 +324,11 @@ class Columns:
 
 
 def as_frame(X: object) -> object:  # noqa: N803
-    """A table of another library, such as Arrow or Polars, as a pandas frame; anything else as it is."""
-    return X.to_pandas() if hasattr(X, "to_pandas") and not hasattr(X, "iloc") else X
+    """A table of another library as a pandas frame, objects that are numbers as numbers; anything else as it is."""
+    if hasattr(X, "collect") and not hasattr(X, "to_pandas"):
+        raise ValueError("a lazy table has no rows yet: call .collect() first")
+    X = X.to_pandas() if hasattr(X, "to_pandas") and not hasattr(X, "iloc") else X  # noqa: N806
+    return convert_objects(X) if is_frame(X) else X
 
 
 def is_frame(X: object) -> "TypeGuard[DataFrame]":  # noqa: N803
@@ -417,6 +421,13 @@ class Scale:
     spread: Floats  # [d]
     quantiles: Floats | None = None  # [q, d], if columns are turned to ranks
     edge: float = 0.0  # rank of the least value, and 1 minus that of the greatest: (½)/n for n rows
+
+    @property
+    def unit(self) -> str:
+        """The unit in a word: rank, standard or none."""
+        if self.quantiles is not None:
+            return "rank"
+        return "standard" if (self.spread != 1).any() or self.centre.any() else "none"
 
     def __call__(self, x: _Reals) -> Floats:
         if self.quantiles is None:

@@ -47,6 +47,8 @@ _DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ 
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)"
 _DATE_TYPES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 """The names that pandas has for dates and times."""
+_NUMBER_TYPES = ("integer", "floating", "mixed-integer-float", "decimal")
+"""The names that pandas has for the contents of a column of objects that are numbers."""
 CATEGORICAL_OR_DROP, DROP = "name the column in --categorical or --drop", "name the column in --drop"
 """What else to do with a column, in a table of rows and in a table of bags."""
 
@@ -281,6 +283,17 @@ def parse_numbers(frame: "DataFrame", name: str) -> "Series":
         text = text.mask(text.str.contains(".", regex=False), "?")  # beside a decimal comma, a point groups thousands
         column = column.where(column.isna(), text.str.replace(",", ".", regex=False))
     return import_pandas().to_numeric(column, errors="coerce")
+
+
+def convert_objects(frame: "DataFrame") -> "DataFrame":
+    """The table with numeric columns where they hold Python's numbers, or decimals, as objects."""
+    if not frame.columns.is_unique:
+        repeated = quote_names(sorted({str(name) for name in frame.columns[frame.columns.duplicated()]}))
+        raise ValueError(f"more than one column is named {repeated}: evidence could not tell them apart, rename them")
+    infer = import_pandas().api.types.infer_dtype
+    objects = [name for name, column in frame.items() if column.dtype == object]
+    numbers = [name for name in objects if infer(frame[name], skipna=True) in _NUMBER_TYPES]
+    return frame.astype(dict.fromkeys(numbers, float)) if numbers else frame
 
 
 def check_no_dates(frame: "DataFrame", otherwise: str) -> None:

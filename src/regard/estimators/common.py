@@ -3,10 +3,11 @@
 import functools
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, SupportsIndex, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from regard.training import Checkpoint, History, Monitor, Muon, ProcessGroup, Re
 
 Given = ParamSpec("Given")
 Model = TypeVar("Model")
+Method = TypeVar("Method", bound=Callable[..., Any])
 Module = TypeVar("Module", bound=nn.Module)
 
 WHOLE_LIMIT = 2 * 2**30
@@ -212,6 +214,30 @@ def all_or_nothing(
             raise
 
     return fitted
+
+
+def check_jobs(name: str, value: object) -> None:
+    """Raise unless a value is a number of threads as scikit-learn has it."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if value is not None and not (whole and (value == -1 or value > 0)):  # type: ignore[operator]
+        raise ValueError(f"{name} must be a positive whole number, -1 for all cores, or None, got {value!r}")
+
+
+def threaded(method: Method) -> Method:
+    """A decorator: a method runs on `n_jobs` threads; None leaves their number to torch."""
+
+    @functools.wraps(method)
+    def run(model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        jobs, before = getattr(model, "n_jobs", None), torch.get_num_threads()
+        if jobs is None:
+            return method(model, *args, **kwargs)
+        torch.set_num_threads((os.cpu_count() or 1) if jobs == -1 else max(1, int(jobs)))
+        try:
+            return method(model, *args, **kwargs)
+        finally:
+            torch.set_num_threads(before)
+
+    return cast(Method, run)
 
 
 def check_search(beam: int, penalty: float) -> None:

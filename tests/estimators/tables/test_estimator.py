@@ -3,6 +3,8 @@
 import math
 import pickle
 import warnings
+from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -233,3 +235,73 @@ def test_settings_may_be_numpy_scalars():
     expected = NadarayaWatson(0.5, order=1).fit(x, y).predict(x)
     model = NadarayaWatson(np.float64(0.5), order=np.int64(1), kernel=np.str_("gaussian"), verbose=np.bool_(False))
     assert_allclose(model.fit(x, y).predict(x), expected)
+
+
+def test_the_ridge_of_lines_is_visible_and_gives_the_model_again():
+    x, y = table(rows=60)
+    for bandwidth in (0.8, None, "cv", "learn"):
+        model = NadarayaWatson(bandwidth, order=1, scale=None).fit(x, y)
+        again = NadarayaWatson(model.bandwidth_, order=1).fit(x, y)
+        again.smoother_ = replace(again.smoother_, ridge=model.ridge_)
+        assert_allclose(again.predict(x), model.predict(x))
+    assert not hasattr(NadarayaWatson(0.8).fit(x, y), "ridge_")
+    assert not hasattr(NadarayaWatson(0.8).fit(x, y), "criterion_")
+
+
+def test_class_weight_is_a_weight_of_rows():
+    x, y = load_iris(return_X_y=True)
+    x, y = x[:110], y[:110]  # 50, 50 and 10
+    weight = np.array([0.5, 2.0, 4.0])
+    expected = NadarayaWatsonClassifier(0.5).fit(x, y, weight[y]).predict_proba(x)
+    given = NadarayaWatsonClassifier(0.5, class_weight=dict(enumerate(weight))).fit(x, y)
+    assert_allclose(given.predict_proba(x), expected)
+    balanced = NadarayaWatsonClassifier(0.5, class_weight="balanced").fit(x, y)
+    even = NadarayaWatsonClassifier(0.5).fit(x, y, (110 / 3 / np.bincount(y))[y])
+    assert_allclose(balanced.predict_proba(x), even.predict_proba(x))
+    with pytest.raises(ValueError, match="class_weight must be 'balanced', or a weight for each class, got 'even'"):
+        NadarayaWatsonClassifier(0.5, class_weight="even").fit(x, y)
+
+
+def test_log_probabilities_and_arguments_of_another_class():
+    x, y = load_iris(return_X_y=True)
+    model = NadarayaWatsonClassifier(0.5).fit(x, y)
+    assert_allclose(np.exp(model.predict_log_proba(x)), model.predict_proba(x), atol=1e-12)
+    with pytest.raises(TypeError, match=r"NadarayaWatsonClassifier.* got an unexpected keyword argument 'order'"):
+        NadarayaWatsonClassifier(order=1)
+    with pytest.raises(ValueError, match="y should be a 1d array"):
+        model.fit(x, np.stack([y, y], axis=1))
+
+
+def test_object_columns_of_numbers_are_numbers():
+    x, y = table(rows=60, columns=2)
+    plain = pd.DataFrame(x.round(3), columns=["a", "b"])
+    expected = NadarayaWatson(0.5).fit(plain, y).predict(plain)
+    for change in (lambda x: x, lambda x: Decimal(str(x)), np.float64):
+        frame = plain.assign(b=[change(value) for value in plain["b"]]).astype({"b": object})
+        model = NadarayaWatson(0.5).fit(frame, y)
+        assert model.column_kinds_ == {"a": "number", "b": "number"}
+        assert_allclose(model.predict(frame), expected)
+    named = NadarayaWatson([0.5, 0.5], categorical=["b"]).fit(frame, y)
+    assert named.column_kinds_["b"] == "code"
+
+
+def test_the_number_of_threads_does_not_change_the_result_and_is_set_back():
+    x, y = table(rows=60)
+    before = torch.get_num_threads()
+    first, second = (NadarayaWatson(0.5, n_jobs=jobs).fit(x, y).predict(x) for jobs in (1, 2))
+    assert_allclose(first, second, rtol=1e-12)
+    assert torch.get_num_threads() == before
+    with pytest.raises(ValueError, match="n_jobs must be"):
+        NadarayaWatson(0.5, n_jobs=0).fit(x, y)
+
+
+def test_frames_of_other_libraries_and_lazy_ones():
+    class Lazy:
+        def collect(self):
+            """As a LazyFrame of Polars."""
+
+    with pytest.raises(ValueError, match=r"a lazy table has no rows yet: call .collect\(\) first"):
+        NadarayaWatson(0.5).fit(Lazy(), [1.0, 2.0])
+    twice = pd.DataFrame([[1.0, 2.0], [3.0, 5.0], [5.0, 6.0]], columns=["a", "a"])
+    with pytest.raises(ValueError, match="more than one column is named 'a'"):
+        NadarayaWatson(0.5).fit(twice, [1.0, 2.0, 3.0])

@@ -9,7 +9,7 @@ import torch
 from helpers.kernel_cases import table
 from numpy.testing import assert_allclose
 
-from regard import NadarayaWatson
+from regard import NadarayaWatson, NadarayaWatsonClassifier
 
 
 def test_the_prediction_is_the_weighted_sum_of_the_evidence():
@@ -87,3 +87,35 @@ def test_evidence_explains_the_prediction_of_a_query_without_visible_rows(monkey
     nothing = NadarayaWatson(kernel=lambda q, k: torch.full((len(q), len(k)), -math.inf).double())
     with pytest.warns(UserWarning, match="by the average of all"):
         assert_allclose(nothing.fit(frame[["x"]], [1.0, 2.0, 3.0, 5.0]).predict(query[["x"]]), 2.75)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_evidence_says_what_is_predicted_what_the_rest_says_and_from_how_many_rows(order, monkeypatch):
+    x, y = table(rows=60, columns=2)
+    model = NadarayaWatson(0.8, order=order).fit(x, y)
+    some, whole = model.evidence(x[:7], top=3), model.evidence(x[:7], top=None)
+    assert_allclose(some.prediction[:, 0], model.predict(x[:7]))
+    shown = (some.weight * y[some.index]).sum(axis=1)
+    assert_allclose(shown + some.rest * some.rest_target, model.predict(x[:7]))
+    assert np.isnan(whole.rest_target).all()
+    assert_allclose(some.effective_rows, np.abs(whole.weight).sum(axis=1) ** 2 / np.square(whole.weight).sum(axis=1))
+    title = some.plot(2).get_title("left")
+    assert title == f"row 2: y = {model.predict(x[2:3])[0]:.4g}; all others have {some.rest_target[2]:.4g}"
+    with pytest.raises(IndexError, match="query must be below 7, the number of queries in this evidence, got 7"):
+        some.plot(7)
+    if order == 0:
+        monkeypatch.setattr("regard.estimators.tables.evidence.TREE_PAIRS", 0)
+        tree = model.evidence(x[:7], top=3)
+        assert_allclose(tree.rest_target, some.rest_target, rtol=1e-4)
+        assert tree.effective_rows is None
+
+
+def test_evidence_in_a_notebook_is_short():
+    x, y = table(rows=60, columns=2)
+    evidence = NadarayaWatson(0.8).fit(x, y).evidence(x, top=2)
+    assert repr(evidence) == "Evidence(60 queries, 2 rows each): .to_frame(), .plot(query)"
+    assert evidence._repr_html_().count("<tr>") == 10 * 2
+    label = np.where(y > 0, "up", "down")
+    classes = NadarayaWatsonClassifier(0.8).fit(x, label).evidence(x, top=2)
+    assert classes.rest_target is None
+    assert classes.plot(0).get_title("left").startswith(f"row 0: y = {label[0]} (")

@@ -96,15 +96,17 @@ def _describe_stack(model: Any, schema: Schema) -> tuple[dict[str, Any], dict[st
 def _describe_kernel(model: Any, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
     """Facts about a kernel regression, and the bandwidth of each column."""
     settings, widths = model.get_params(), model.bandwidth_
-    bandwidth = f"by {settings['bandwidth']}" if isinstance(settings["bandwidth"], str) else "given"
+    rule = "auto" if settings["bandwidth"] is None else settings["bandwidth"]
+    bandwidth = f"by {rule}" if isinstance(rule, str) else "given"
     facts = {
         "rows": f"{len(model.X_):,}",
         "kernel": settings["kernel"],
         "order": settings.get("order", ""),
         "metric": settings["metric"],
-        "scale": settings["scale"] or "none",
+        "scale": model.scale_.unit,
         "bandwidth": bandwidth if widths.ndim == 1 else f"{bandwidth}, a matrix {len(widths)} × {len(widths)}",
-        "criterion": "" if model.criterion_ is None else f"{model.criterion_:.6g}",
+        "ridge": f"{model.ridge_:g}" if hasattr(model, "ridge_") else "",
+        "criterion": f"{model.criterion_:.6g}" if hasattr(model, "criterion_") else "",
     }
     notes = {
         name: f"{'bandwidth' if kind == 'number' else 'λ'} {width:.4g}"

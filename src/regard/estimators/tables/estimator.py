@@ -7,7 +7,7 @@ Every prediction can show its evidence: the training rows behind it, and their w
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -24,11 +25,13 @@ from regard.estimators.common import (
     SavedEstimator,
     State,
     all_or_nothing,
+    check_jobs,
     check_memory,
     checked_top,
     restore_target,
     saved_target,
     target_names,
+    threaded,
 )
 from regard.estimators.settings import Seeded, check_settings, seed_of, setting, with_settings
 from regard.estimators.tables.bandwidth import (
@@ -58,6 +61,12 @@ def _check_kernel(name: str, value: object) -> None:
         raise ValueError(f"{name} must be {', '.join(KERNELS)}, constant, or a score of your own, got {value!r}")
 
 
+def _check_class_weight(name: str, value: object) -> None:
+    """Raise unless a value weighs classes as scikit-learn has it."""
+    if value is not None and value != "balanced" and not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be 'balanced', or a weight for each class, got {value!r}")
+
+
 @with_settings
 class _KernelEstimator(Seeded, SavedEstimator):
     """What regression and classification share: the rows, the bandwidth, and the evidence."""
@@ -80,6 +89,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
     )
     ordered: Sequence[str | int] | None = setting("columns whose categories have an order", default=None, option=False)
     tol: float = setting("tolerance, in deviations of the target", default=1e-6, at_least=0, below=1)
+    n_jobs: int | None = setting("number of threads, -1 for all cores", default=None, check=check_jobs, parse=int)
 
     def _read_table(self, X: ArrayLike) -> object:  # noqa: N803
         """Check the settings, find the categorical columns, and return the table with their codes."""
@@ -89,6 +99,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         self.labels_ = row_labels(table)
         return self.columns_.encode(table)
 
+    @threaded
     def _fit_rows(self, X: Floats, value: Floats, sample_weight: ArrayLike | None) -> Self:  # noqa: N803
         """Store the rows, which are validated and encoded, and choose the bandwidth."""
         weight: Floats | None = None
@@ -109,7 +120,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
             bandwidth = "scott"
         self.scale_ = self._fit_scale(weight, self.scale)
         start = apply_rule(self._make_smoother(value, weight), "scott")
-        self.smoother_, self.criterion_, self.history_ = choose_bandwidth(
+        self.smoother_, self._criterion, self.history_ = choose_bandwidth(
             start, self.columns_, bandwidth, self.metric, self.random_state, self.verbose
         )
         return self
@@ -128,7 +139,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
             smoothers.append(self._make_smoother(value, weight))
         index, choice = default_bandwidth(smoothers, self._loss, seed_of(self.random_state), self.verbose)
         self.scale_ = scales[index]
-        self.smoother_, self.criterion_, self.history_ = choice.smoother, choice.error, choice.history
+        self.smoother_, self._criterion, self.history_ = choice.smoother, choice.error, choice.history
 
     def _make_smoother(self, value: Floats, weight: Floats | None) -> Smoother:
         """The rows of positive weight and their targets, without a bandwidth yet."""
@@ -170,6 +181,21 @@ class _KernelEstimator(Seeded, SavedEstimator):
         return self.columns_.kinds
 
     @property
+    def criterion_(self) -> float:
+        """The minimised value; only if a criterion was minimised."""
+        if getattr(self, "_criterion", None) is None:
+            raise AttributeError("criterion_ is there after fit with bandwidth='auto', 'cv', 'aicc' or 'learn' only")
+        return float(self._criterion)  # type: ignore[arg-type]
+
+    @property
+    def ridge_(self) -> float:
+        """The ridge on the slopes of local lines, in squared bandwidths; only for order 1."""
+        if getattr(self, "order", 0) == 0:
+            raise AttributeError("ridge_ is there for order=1 only")
+        check_is_fitted(self, "smoother_")
+        return float(self.smoother_.ridge)
+
+    @property
     def bandwidth_(self) -> Floats:
         """One for each column (λ for a categorical one), or the matrix H of the numeric ones; in units of the scale."""
         check_is_fitted(self, "smoother_")
@@ -181,6 +207,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         widths[self.columns_.codes] = smoother.category_bandwidth
         return widths
 
+    @threaded
     def _leave_one_out(self) -> tuple[Floats, Floats, Floats | None]:
         """Targets of training rows, predictions from the others, and weights; a random sample of very many rows."""
         check_is_fitted(self, "smoother_")
@@ -208,6 +235,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         query = self._query(X)
         return self.smoother_.plan(query)
 
+    @threaded
     def log_density(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The log of the kernel density estimate, [m]: the amount of training data near each row.
 
@@ -218,6 +246,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         smoother = self.smoother_
         return smoother.log_density(smoother.means(query, smoother.value[:, :1]).log_weight)
 
+    @threaded
     def evidence(self, X: ArrayLike, top: int | None = 5) -> Evidence:  # noqa: N803
         """The training rows behind each prediction, by weight, and the weight of the rest.
 
@@ -229,7 +258,14 @@ class _KernelEstimator(Seeded, SavedEstimator):
         check_memory(len(query), most, "rows")
         top_weights = top_rows(self.smoother_, query, most)
         rows = np.where(top_weights.index < 0, -1, self.row_index_[top_weights.index])
-        return Evidence(rows, top_weights.weight, top_weights.rest, self._evidence_table(), self.labels_, row_labels(X))
+        return replace(
+            top_weights,
+            index=rows,
+            table=self._evidence_table(),
+            labels=self.labels_,
+            query_labels=row_labels(X),
+            classes=getattr(self, "classes_", None),
+        )
 
     def _evidence_table(self) -> dict[str, Labels]:
         """Targets and features of the training rows, as they were given."""
@@ -255,7 +291,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
             "columns": list(self.columns_.names),
             "named": hasattr(self, "feature_names_in_"),
             "categories": {str(index): asdict(category) for index, category in self.columns_.categories.items()},
-            "criterion": self.criterion_,
+            "criterion": self._criterion,
             "labels": None if labels is None or is_numeric(labels) else [to_json(x) for x in labels],
             "target": saved_target(self) | ({"single": self.single_} if hasattr(self, "single_") else {}),
         }
@@ -289,7 +325,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         labels = config["labels"]
         self.labels_ = arrays.get("labels") if labels is None else np.array(labels, dtype=object)
         self.X_, self.row_index_, self.y_ = arrays["X"], arrays["kept"], arrays["target"]
-        self.criterion_, self.history_ = config["criterion"], ()
+        self._criterion, self.history_ = config["criterion"], ()
         self.scale_ = Scale(
             arrays["scale.centre"], arrays["scale.spread"], arrays.get("scale.quantiles"), arrays["scale.edge"].item()
         )
@@ -354,6 +390,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
     @overload
     def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Floats, Floats]: ...  # noqa: N803
 
+    @threaded
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:  # noqa: N803
         """Predictions [m] or [m, c]; with `return_std`, also the standard deviation of the targets about them.
 
@@ -382,6 +419,7 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
         value, mean, weight = self._leave_one_out()
         return float(r2_score(value, mean, sample_weight=weight))
 
+    @threaded
     def marginal_effects(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The derivative of the prediction by each feature, [m, d] or [m, d, c]; NaN for a categorical one."""
         encoded = self._encode(X)
@@ -411,6 +449,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
     """
 
     _loss = LOG_LOSS
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = setting(
+        "weight of each class's rows; balanced: all classes count alike",
+        default=None,
+        check=_check_class_weight,
+        option=False,
+    )
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
@@ -422,8 +466,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs two classes, got 1 class: {self.classes_.tolist()}")
         self.targets_ = names or ["y"]
+        if self.class_weight is not None:
+            weight = compute_sample_weight(self.class_weight, y)
+            sample_weight = weight if sample_weight is None else weight * np.asarray(sample_weight, dtype=float)
         return self._fit_rows(rows, np.eye(len(self.classes_))[self.y_], sample_weight)
 
+    @threaded
     def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The probability of each class, [m, classes]: the weight of its training rows."""
         query = self._query(X)
@@ -432,6 +480,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: igno
         probability: Floats = np.clip(mean, 0.0, 1.0)
         probability /= probability.sum(axis=1, keepdims=True)
         return probability
+
+    def predict_log_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """The logarithm of `predict_proba`, [m, classes]; -inf for 0."""
+        with np.errstate(divide="ignore"):
+            logarithm: Floats = np.log(self.predict_proba(X))
+        return logarithm
 
     def predict(self, X: ArrayLike) -> Labels:  # noqa: N803
         """The most probable class, [m]."""

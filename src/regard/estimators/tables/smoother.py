@@ -165,10 +165,13 @@ class Smoother:
         return kernel_moments(self.points(query, value, leave_one_out), self.tolerance)
 
     def weight_blocks(
-        self, query: Floats, leave_one_out: Indices | None = None
+        self, query: Floats, leave_one_out: Indices | None = None, width: int | None = None
     ) -> Iterator[tuple[slice, Floats, Floats]]:
-        """All weights, for a block of queries at a time: which queries, weights [some, n], log weights [some]."""
-        features = max(1, len(self.bandwidth))
+        """All weights, for a block of queries at a time: which queries, weights [some, n], log weights [some].
+
+        The caller will hold `width` numbers for each pair; by default one for each feature.
+        """
+        features = max(1, len(self.bandwidth)) if width is None else width
         if not callable(self.kernel):
             yield from dense.weight_blocks(self.points(query, self.value, leave_one_out), features)
             return
