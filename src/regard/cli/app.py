@@ -90,6 +90,7 @@ def regard(
 
 
 _Folder = Annotated[Path, typer.Argument(help="A model folder, made by regard fit.")]
+_Format = Annotated[str | None, typer.Option(help="Format of the table, whatever its name: csv, tsv, parquet.")]
 _Out = Annotated[Path | None, typer.Option(help="Write to this file (.csv, .tsv or .parquet) instead of stdout.")]
 
 fit = typer.Typer(cls=FitGroup, no_args_is_help=True, rich_markup_mode=None)
@@ -102,9 +103,12 @@ for _subject in subjects().values():
 
 
 @app.command()
-def predict(
+def predict(  # noqa: PLR0913  # each argument is an option
     folder: _Folder,
-    table: Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header.")],
+    table: Annotated[
+        Path,
+        typer.Argument(help="A table: .csv, .csv.gz, .tsv or .parquet, with a header; - reads stdin.", allow_dash=True),
+    ],
     out: _Out = None,
     std: Annotated[bool, typer.Option("--std", help="Add the standard deviation about each prediction.")] = False,
     proba: Annotated[bool, typer.Option("--proba", help="Add the probability of each class.")] = False,
@@ -114,14 +118,22 @@ def predict(
     interval: Annotated[
         float | None, typer.Option(help="Add the ends of intervals that hold this share of new targets, such as 0.9.")
     ] = None,
+    keep: Annotated[str, typer.Option(help="Columns of the table to copy beside the predictions: id,name")] = "",
+    format: _Format = None,  # noqa: A002
 ) -> None:
-    """Predict the target of new rows, or of new bags: a line for each."""
+    """Predict the target of new rows, or of new bags: a line for each.
+
+    If the table has the target too, stderr has R² or the accuracy.
+    """
     if out is not None:
         tables.table_suffix(out)
     model, schema, subject = _open_folder(folder)
-    inputs = subject.read_inputs(model, schema, table)
     columns = frozenset(name for name, wanted in (("std", std), ("proba", proba), ("density", density)) if wanted)
-    tables.write_table(subject.predict(model, schema, inputs, columns, interval), out)
+    with tables.as_file(table, format) as file:
+        predicted = subject.predict(model, schema, subject.read_inputs(model, schema, file), columns, interval)
+        if hasattr(subject, "compare"):
+            predicted = subject.compare(model, schema, file, predicted, keep)
+    tables.write_table(predicted, out)
 
 
 @app.command()

@@ -9,10 +9,12 @@ and says what to do. Rows are numbered from 1, in messages and in the frame's in
 import contextlib
 import csv
 import gzip
+import importlib
 import itertools
 import sys
+import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +70,38 @@ def read_table(path: str | Path, text: Collection[str] = ()) -> "DataFrame":
     frame.index = import_pandas().RangeIndex(1, len(frame) + 1)
     frame.attrs["source"] = str(path)
     return frame
+
+
+@contextlib.contextmanager
+def as_file(path: Path, suffix: str | None = None) -> Iterator[Path]:
+    """A file whose suffix says its format: the path itself; or stdin, if it is "-", or a file of another suffix.
+
+    suffix   the format, such as csv; by default that of the path, and CSV for stdin
+    """
+    if str(path) != "-" and suffix is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / f"{'stdin' if str(path) == '-' else path.name}.{suffix or 'csv'}"
+        table_suffix(link)
+        if str(path) == "-":
+            link.write_bytes(sys.stdin.buffer.read())
+        elif path.exists():
+            link.symlink_to(path.resolve())
+        else:
+            raise FileNotFoundError(f"there is no file {path}")
+        yield link
+
+
+def read_header(path: Path) -> list[str]:
+    """The names of the columns of a table."""
+    suffix = table_suffix(path)
+    if suffix in _PARQUET:
+        with optional_import("reading Parquet needs pyarrow"):
+            parquet = importlib.import_module("pyarrow.parquet")
+        return [str(name) for name in parquet.read_schema(path).names]
+    with _open_text(path) as lines:
+        return next(csv.reader(lines, delimiter=_detect_separator(path, _SEPARATORS[suffix])), [])
 
 
 def _read_csv(path: Path, separator: str, text: Collection[str]) -> "DataFrame":

@@ -18,14 +18,14 @@ from regard import estimators
 from regard.checks import optional_import
 from regard.data.columns import Schema as TableSchema
 from regard.data.columns import feature_columns, split_names
-from regard.data.tables import Value, check_complete, import_pandas, impute, read_table
+from regard.data.tables import Value, check_complete, import_pandas, impute, read_header, read_table, select_columns
 from regard.estimators.settings import setting, settings_of, with_settings
 from regard.saving import CONFIG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
     from torch import nn
 
     from regard.training import History
@@ -202,6 +202,27 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
             table["log_density"] = model.log_density(inputs)
         return import_pandas().DataFrame(table)
 
+    def compare(self, model: Any, schema: TableSchema, path: Path, predicted: "DataFrame", keep: str) -> "DataFrame":
+        """Predictions after columns of the new table, and on stderr how good they are, if it has the target too."""
+        names = split_names(keep)
+        if schema.bag is not None:
+            if names:
+                raise ValueError("--keep is for rows, not for bags")
+            return predicted
+        target, header = model.targets_[0], read_header(path)
+        if not names and target not in header:
+            return predicted
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it has been read before
+            table = read_table(path, text=names)
+        taken = [name for name in names if name in predicted.columns]
+        if taken:
+            raise ValueError(f"--keep {taken[0]}: the predictions have a column of this name")
+        kept = select_columns(table, names).reset_index(drop=True)
+        if target in header:
+            _say_score(model, table[target].reset_index(drop=True), predicted[target])
+        return import_pandas().concat([kept, predicted], axis=1) if names else predicted
+
     def describe_table(
         self, model: Any, schema: TableSchema, facts: dict[str, Any], notes: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -229,6 +250,21 @@ def read_features(
     if not allow_missing:
         check_complete(filled)
     return filled, fill
+
+
+def _say_score(model: Any, truth: "Series", predicted: "Series") -> None:
+    """Print the accuracy, or R², on the rows that have a target."""
+    from sklearn.metrics import r2_score
+
+    known = truth.notna()
+    if hasattr(model, "classes_"):
+        if known.any():
+            say(f"accuracy on {known.sum():,} rows with a target: {(truth[known] == predicted[known]).mean():.1%}")
+        return
+    truth = import_pandas().to_numeric(truth, errors="coerce")
+    known = truth.notna()
+    if known.sum() > 1:
+        say(f"R² on {known.sum():,} rows with a target: {r2_score(truth[known], predicted[known]):.3f}")
 
 
 def _predict_classes(model: Any, inputs: Any, proba: bool, taken: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 Python gives.
 """
 
+import io
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ import pandas as pd
 import pytest
 from helpers.talking import frame_of, held, refused, run, typed
 from sklearn.datasets import load_diabetes
+from sklearn.metrics import r2_score
 
 import regard
 
@@ -95,7 +97,9 @@ def test_fit_predict_and_evidence_give_what_python_gives(tmp_path):
 @pytest.mark.parametrize("out", ["out.csv", "out.tsv", "out.parquet"])
 def test_every_kind_of_file_gives_the_same(here, houses, table, new, out):
     run("fit", "table", *KERNEL, table, "--target", "price", "--out", "model", "--quiet")
-    assert run("predict", "model", new, "--out", out).output == ""
+    output = run("predict", "model", new, "--out", out)
+    assert output.stdout == ""
+    assert re.fullmatch(r"R² on 20 rows with a target: 0\.\d{3}\n", output.stderr)
     read = {"csv": pd.read_csv, "tsv": lambda path: pd.read_csv(path, sep="\t"), "parquet": pd.read_parquet}
     predicted = read[out.rpartition(".")[2]](out)
     model = regard.NadarayaWatson("scott").fit(houses[:100].drop(columns="price"), houses["price"][:100])
@@ -241,7 +245,7 @@ def test_warnings_of_the_model_are_one_line_on_stderr(here):
     assert run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", *words).output == ""
     output = run("predict", "model", "new.csv")
     assert re.match(r"warning: \d+ of 20 rows see no training row", output.stderr)
-    assert output.stderr.count("\n") == 1
+    assert output.stderr.count("\n") == 2  # and R²: these rows have the target
     assert len(frame_of(output)) == 20
 
 
@@ -470,3 +474,36 @@ def test_what_a_model_does_not_predict_raises(here):
     assert "interval must be a number above 0 and below 1" in refused("predict", "model", "new.csv", "--interval", "90")
     run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
     assert "without --model nadaraya-watson" in refused("predict", "model", "new.csv", "--interval", "0.9")
+
+
+def test_a_table_comes_from_stdin_or_from_a_file_of_any_name(here, houses):
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", "--quiet")
+    expected = run("predict", "model", "new.csv").stdout
+    assert run("predict", "model", "-", given=Path("new.csv").read_text()).stdout == expected
+    Path("new.csv").rename("new.txt")
+    assert run("predict", "model", "new.txt", "--format", "csv").stdout == expected
+    assert "must end in .csv" in run("predict", "model", "new.txt", code=1).stderr
+    assert "there is no file none.txt" in run("predict", "model", "none.txt", "--format", "csv", code=1).stderr
+    Path("new.txt").rename("new.csv")
+
+
+def test_columns_are_kept_beside_the_predictions_and_a_known_target_gives_a_score(here, houses):
+    run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model", "--quiet")
+    new = houses[100:].assign(id=[f"00{row}" for row in range(len(houses) - 100)])
+    new.to_csv("known.csv", index=False)
+    output = run("predict", "model", "known.csv", "--keep", "id,area")
+    frame = pd.read_csv(io.StringIO(output.stdout), dtype={"id": str})
+    assert list(frame.columns) == ["id", "area", "price"]
+    assert frame["id"].tolist() == new["id"].tolist()
+    assert f"R² on {len(new)} rows with a target: {r2_score(new['price'], frame['price']):.3f}" in output.stderr
+    houses[100:].drop(columns="price").to_csv("unknown.csv", index=False)
+    assert run("predict", "model", "unknown.csv").stderr == ""
+    assert (
+        "--keep price: the predictions have a column"
+        in run("predict", "model", "known.csv", "--keep", "price", code=1).stderr
+    )
+    dear = houses.assign(dear=np.where(houses["price"] > houses["price"].median(), "yes", "no")).drop(columns="price")
+    dear[:100].to_csv("dear.csv", index=False)
+    run("fit", "table", *KERNEL, "dear.csv", "--target", "dear", "--out", "model", "--quiet")
+    dear[100:].to_csv("known.csv", index=False)
+    assert f"accuracy on {len(new)} rows with a target: " in run("predict", "model", "known.csv").stderr

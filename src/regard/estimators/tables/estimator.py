@@ -82,7 +82,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
     kernel: Kernel = setting("shape of the weights", default="gaussian", check=_check_kernel)
     metric: Literal["scalar", "diagonal", "full"] = setting("of the bandwidth", default="scalar")
     scale: Literal["auto", "rank", "standard"] | None = setting(
-        "units of numbers; auto tries rank, for the default bandwidth only", default="auto"
+        "units: auto (none, or rank), rank, standard", default="auto"
     )
     categorical: Literal["dtype"] | Sequence[str | int] | None = setting(
         "categorical columns; by default those of a pandas frame that hold no numbers", default="dtype", option=False
