@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from regard.compiled.notice import announce_compilation
+
 
 def compiled(signature: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """As `njit`, cached on disk for the next process. Where no folder can be written, it warns and compiles again.
@@ -17,6 +19,7 @@ def compiled(signature: Any = None, **options: Any) -> Callable[[Callable[..., A
     """
     from numba import cfunc, njit
 
+    announce_compilation()
     compiler = njit if signature is None else functools.partial(cfunc, signature)
 
     def compile_function(function: Callable[..., Any]) -> Any:

@@ -38,6 +38,8 @@ _SEARCHES = ("cv", "aicc")
 _CHOICES = ("auto", *_RULES, *_SEARCHES, "learn")
 GRID = np.arange(-6, 6.5, 0.5)
 """Powers of 2 times the rule's bandwidth that a search tries first."""
+_NEAR_GRID = np.array([-1.0, -0.5, 0.0, 0.5])
+"""The same for other ridges, near the best bandwidth with the first."""
 _COARSE_GRID_ROWS = 20_000
 """Number of rows from which a search tries only every other point of the grid."""
 _MIN_EXPONENT, _MAX_EXPONENT = -8.0, 14.0
@@ -197,26 +199,31 @@ def _search_bandwidth(
     smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool
 ) -> tuple[Smoother, float]:
     """The bandwidth of the least criterion, and for local lines the best ridge. On entry it is that of the rule."""
-    ridges = RIDGES if smoother.order == 1 else (smoother.ridge,)
-    searches = [_search_factors(replace(smoother, ridge=ridge), criterion, metric, seed, progress) for ridge in ridges]
-    return min(searches, key=lambda search: search[1])
+    if smoother.order == 0:
+        return _search_factors(smoother, criterion, metric, seed, progress)
+    first = _search_factors(replace(smoother, ridge=RIDGES[0]), criterion, metric, seed, progress)
+    others = [  # near the best bandwidth of the first: a trial with lines is expensive
+        _search_factors(replace(first[0], ridge=ridge), criterion, metric, seed, progress, near=True)
+        for ridge in RIDGES[1:]
+    ]
+    return min([first, *others], key=lambda search: search[1])
 
 
 def _search_factors(
-    smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool
+    smoother: Smoother, criterion: str, metric: str, seed: int, progress: bool, near: bool = False
 ) -> tuple[Smoother, float]:
-    """The bandwidth of the least criterion, and the criterion there."""
+    """The bandwidth of the least criterion, and the criterion there; with `near`, a common factor near 1 only."""
     count, columns = smoother.numeric.shape
     if count < 2:
         raise ValueError(
             f"bandwidth={criterion!r} needs two rows to compare bandwidths by, got n_samples={count}: give a number"
         )
-    separate = metric == "diagonal" and columns > 1
+    separate = metric == "diagonal" and columns > 1 and not near
     categories = len(smoother.category_bandwidth)
     pairs = PAIRS_MANY_FACTORS if separate or categories else MAX_PAIRS_PER_TRIAL
     rows = leave_one_out_rows(smoother, pairs, seed) if criterion == "cv" else np.arange(count)
     evaluate = leave_one_out_error if criterion == "cv" else _corrected_aic
-    grid = GRID if count < _COARSE_GRID_ROWS else GRID[::2]
+    grid = _NEAR_GRID if near else GRID if count < _COARSE_GRID_ROWS else GRID[::2]
     budget = len(grid) + 12 + (60 * (columns * separate + categories) if separate or categories else 0)
     with ProgressBar(f"searching the bandwidth by {criterion}", budget, shown=progress) as bar:
         trials = 0
@@ -237,7 +244,7 @@ def _search_factors(
                 " fit has degrees of freedom, and targets must not be so large that their squares overflow;"
                 " give a number"
             )
-        if separate or categories:
+        if separate or (categories and not near):
             best = _search_many_factors(trial, best, least, categories, separate)
     scaled = _scale_bandwidth(smoother, best)
     return scaled, evaluate(scaled, rows)
