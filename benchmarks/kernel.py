@@ -152,6 +152,7 @@ def predict_case(rows: int, features: int, bound: float) -> Case[Sample]:
     return Case(name, partial(build, rows=rows), by_estimator, by_keops, bound, warm_up=partial(build, rows=WARM_UP))
 
 
+EVIDENCE_ROWS = 100_000
 PAIR_CASES = [pair_case(features, bandwidth) for features in (1, 3) for bandwidth in (None, 1.0)]
 MILLIONS = {features: predict_case(10**6, features, 1 / 1000) for features in (1, 2, 3)}
 TEN_MILLION, SIX = predict_case(10**7, 1, math.inf), predict_case(200_000, 6, 1 / 15)
@@ -302,6 +303,26 @@ def growth() -> Iterator[Finding]:
     )
 
 
+def evidence() -> Iterator[Finding]:
+    """Rows a second and core, of predictions and of their evidence; where a tree does not help, of some queries."""
+    cores = torch.get_num_threads()
+    for features in (1, 2, 3, 5, 8):
+        sample = normal(SEED, EVIDENCE_ROWS, features)
+        query = sample.query if features < 5 else sample.query[: EVIDENCE_ROWS // 20]
+        model = fitted(sample)
+        model.evidence(query[:WARM_UP], top=5)
+        predicted = EVIDENCE_ROWS / cores / predict_seconds(EVIDENCE_ROWS, features)
+        shown = len(query) / cores / best_seconds(lambda m=model, q=query: m.evidence(q, top=5), rounds=3)  # type: ignore[misc]
+        yield Finding(
+            f"predict and evidence(top=5), {EVIDENCE_ROWS:,} × {features}",
+            "≥ 100,000 and 50,000 rows a second and core",
+            f"{predicted:,.0f} and {shown:,.0f}",
+            yes_no(predicted >= 1e5 and shown >= 5e4),
+            None,
+            {"predicted": predicted, "shown": shown},
+        )
+
+
 SPEED = {
     "all pairs": all_pairs,
     "float32 loops": float32_loops,
@@ -310,6 +331,7 @@ SPEED = {
     "six features": six_features,
     "cross-validation": cross_validation,
     "growth": growth,
+    "evidence": evidence,
 }
 QUALITY = {"tables": tables, "curves": curves}
 
