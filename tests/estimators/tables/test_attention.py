@@ -18,11 +18,13 @@ import regard
 from regard import AttentionClassifier, AttentionRegressor
 from regard.estimators.tables import attention, stacking
 from regard.estimators.tables.members.base import Mean
+from regard.estimators.tables.members.features import Length
 from regard.estimators.tables.members.kernel_ridge import KernelRidge
+from regard.estimators.tables.members.learned_attention import LearnedAttention
 from regard.estimators.tables.members.network import Network
 from regard.estimators.tables.members.trees import BoostedTrees
 
-TINY = stacking.Effort(3, 40, 1, 12, 0.2, 3, (20, 30), 16)
+TINY = stacking.Effort(3, 40, 1, 12, 0.2, Length(3, 20, 30), 16, Length(3, 20, 30))
 """All members, in a tenth of a second."""
 
 
@@ -67,7 +69,7 @@ def rebuilt(evidence, target):
 )
 def test_scikit_learns_checks(estimator, check, monkeypatch):
     for name in ("low", "medium"):  # the checks are of the interface
-        monkeypatch.setitem(stacking.EFFORTS, name, TINY._replace(trees=60, steps=(120, 200)))
+        monkeypatch.setitem(stacking.EFFORTS, name, TINY._replace(trees=60, network=Length(3, 120, 200)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
@@ -91,10 +93,12 @@ def test_all_weights_rebuild_the_prediction():
         Mean.fit,
         lambda rows, seed: BoostedTrees.fit(rows, seed, trees=40, rate=0.2),
         lambda rows, seed: KernelRidge.fit(rows, seed, centres=37, rounds=1),
-        lambda rows, seed: Network.fit(rows, seed, epochs=1, steps=(30, 30), width=13),
-        lambda rows, seed: Network.fit(rows, seed + 1, epochs=1, steps=(30, 30), width=13),
+        lambda rows, seed: Network.fit(rows, seed, Length(1, 30, 30), width=13),
+        lambda rows, seed: Network.fit(rows, seed + 1, Length(1, 30, 30), width=13),
+        lambda rows, seed: LearnedAttention.fit(rows, seed, Length(1, 30, 30)),
+        lambda rows, seed: LearnedAttention.fit(rows, seed + 1, Length(1, 30, 30)),
     ],
-    ids=["mean", "trees", "kernel ridge", "scaled network", "ranked network"],
+    ids=["mean", "trees", "kernel ridge", "scaled network", "ranked network", "scaled attention", "ranked attention"],
 )
 def test_a_member_is_a_weighted_sum_of_its_targets(fit):
     """The coefficients, times the targets, are the predictions; of several outputs, with weights of rows."""
@@ -143,7 +147,7 @@ def test_a_row_left_out_does_not_see_its_target(monkeypatch):
         value[17] += change
         stacking.fit_stack(rows._replace(value=value), TINY, classify=False, seed=0, progress=False)
     before, after = seen
-    assert set(before) == {"mean", "kernel_ridge", "trees", "network"}
+    assert set(before) == {"mean", "kernel_ridge", "trees", "network", "attention"}
     for name in before:
         assert_allclose(after[name][17], before[name][17], err_msg=name)
         assert np.abs(after[name] - before[name]).max() > 1, name
@@ -353,3 +357,12 @@ def test_classes_of_iris():
     )
     assert_allclose(model.calibration_.probability(scores), chance[:5], atol=1e-9)
     assert model.left_out_score() > 0.9
+
+
+def test_attention_is_learned_from_other_rows_than_the_own():
+    """From noise it learns to look at all rows; if rows saw themselves, it would learn to look at the nearest one."""
+    rows = member_rows(200)
+    noise = np.random.default_rng(0).normal(size=(200, 1))
+    member = LearnedAttention.fit(rows._replace(value=noise, weight=np.ones(200)), 0, Length(1, 60, 60))
+    weight = member.coefficients(member_rows(50, seed=1).inputs, rows)
+    assert np.median(1 / np.square(weight).sum(axis=1)) > 20  # the effective number of rows

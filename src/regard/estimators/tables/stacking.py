@@ -18,7 +18,9 @@ from scipy.special import softmax
 
 from regard.compiled.threads import spread
 from regard.estimators.tables.members.base import Floats, Inputs, Mean, Member, Rows
+from regard.estimators.tables.members.features import Length
 from regard.estimators.tables.members.kernel_ridge import KernelRidge
+from regard.estimators.tables.members.learned_attention import LearnedAttention
 from regard.estimators.tables.members.network import Network
 from regard.estimators.tables.members.trees import BoostedTrees
 from regard.estimators.tables.temperature import Temperature, fit_temperature
@@ -29,6 +31,7 @@ MEMBERS: dict[str, type[Member]] = {
     "kernel_ridge": KernelRidge,
     "trees": BoostedTrees,
     "network": Network,
+    "attention": LearnedAttention,
 }
 """The kinds of members by their names in a model folder."""
 _BLOCK = 2**24
@@ -49,16 +52,18 @@ class Effort(NamedTuple):
     rounds: int
     trees: int
     tree_rate: float
-    epochs: float  # of networks; 0: none
-    steps: tuple[int, int]  # least and most of a network
-    width: int
+    network: Length | None
+    width: int  # of networks
+    attention: Length | None
 
 
 EFFORTS = {
-    "low": Effort(5, 300, 1, 150, 0.1, 0, (0, 0), 0),
-    "medium": Effort(5, 1000, 2, 500, 0.05, 80, (2000, 6000), 192),
-    "high": Effort(10, 2000, 4, 1000, 0.03, 120, (3000, 16000), 256),
+    "low": Effort(5, 300, 1, 150, 0.1, None, 0, None),
+    "medium": Effort(5, 500, 2, 500, 0.05, Length(40, 1500, 3000), 192, Length(40, 1000, 2500)),
+    "high": Effort(10, 2000, 4, 1000, 0.03, Length(80, 2000, 12000), 256, Length(80, 1500, 6000)),
 }
+_FEWER_OF_CLASSES = 4
+"""Networks learn the noise in few classes by heart: the fewest steps are divided by this."""
 Fit = Callable[[Rows, int], Member]
 
 
@@ -71,10 +76,13 @@ def member_fits(effort: Effort, rows: int, classify: bool) -> dict[str, Fit]:
     if rows < _FEW:
         return fits
     fits["trees"] = partial(BoostedTrees.fit, trees=effort.trees, rate=effort.tree_rate)
-    if effort.epochs:
-        fewest, most = effort.steps
-        steps = (fewest // 4 if classify else fewest, most)  # networks learn the noise in few classes by heart
-        fits["network"] = partial(Network.fit, epochs=effort.epochs, steps=steps, width=effort.width, classify=classify)
+    for name, length, fit in (
+        ("network", effort.network, partial(Network.fit, width=effort.width)),
+        ("attention", effort.attention, LearnedAttention.fit),
+    ):
+        if length is not None:
+            fewest = length.fewest // _FEWER_OF_CLASSES if classify else length.fewest
+            fits[name] = partial(fit, length=length._replace(fewest=fewest), classify=classify)
     return fits
 
 
