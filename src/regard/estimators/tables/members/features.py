@@ -115,7 +115,7 @@ def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tenso
     """Random batches of row indices without end; a new pass begins where no whole batch is left."""
     while True:
         order = torch.randperm(count, generator=generator)
-        yield from torch.split(order[: count // size * size], size)  # type: ignore[no-untyped-call]
+        yield from torch.split(order[: count // size * size], size)
 
 
 def descend(named: Iterable[tuple[str, nn.Parameter]], steps: int, rate: float, loss: Callable[[], Tensor]) -> None:
