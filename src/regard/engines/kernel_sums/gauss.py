@@ -93,7 +93,7 @@ class _Precision(NamedTuple):
 PRECISIONS = {
     1: [_Precision(1e-12, 2.0, 4e-12, 2e-11)],
     2: [_Precision(1e-12, 2.0, 4e-12, 2e-11)],
-    3: [_Precision(1e-8, 1.25, 7e-10, 6e-9), _Precision(1e-12, 1.5, 8e-13, 2e-12)],
+    3: [_Precision(1e-5, 1.25, 2e-6, 2e-5), _Precision(1e-8, 1.25, 7e-10, 6e-9), _Precision(1e-12, 1.5, 8e-13, 2e-12)],
 }
 """By the number of features. The first is fast; the next is used if the first would leave many queries to `pairs`."""
 

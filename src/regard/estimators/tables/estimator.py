@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, ClassVar, Literal, Self, cast, overload
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,8 +46,9 @@ from regard.estimators.tables.bandwidth import (
 )
 from regard.estimators.tables.default_bandwidth import MIN_ROWS, default_bandwidth
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, row_labels, top_rows
+from regard.estimators.tables.inference import RegressionInference
 from regard.estimators.tables.metric_learning import CAPPED, LOG_LOSS, Loss
-from regard.estimators.tables.smoother import Smoother, marginal_effects
+from regard.estimators.tables.smoother import Smoother
 from regard.kernels import KERNELS, KernelName
 from regard.saving import to_json
 from regard.scores import Score
@@ -341,7 +342,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
 
 
 @with_settings
-class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # type: ignore[misc]
+class NadarayaWatson(RegressionInference, RegressorMixin, MultiOutputMixin, _KernelEstimator):  # type: ignore[misc]
     """Kernel regression: predictions are weighted averages of the training targets, or local lines through them.
 
     bandwidth   in units of the scale; it may also be a matrix for the numeric columns. For a categorical column it is
@@ -384,27 +385,6 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
         self.y_ = target.reshape(len(target), -1)  # [n, c]
         return self._fit_rows(rows, self.y_, sample_weight)
 
-    @overload
-    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...  # noqa: N803
-
-    @overload
-    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Floats, Floats]: ...  # noqa: N803
-
-    @threaded
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:  # noqa: N803
-        """Predictions [m] or [m, c]; with `return_std`, also the standard deviation of the targets about them.
-
-        If a kernel of bounded support sees no training row: the nearest row's target, and a warning.
-        """
-        query = self._query(X)
-        if not return_std:
-            mean, log_weight = self.smoother_.predict(query)
-            self._warn_empty(log_weight)
-            return self._squeeze(mean)
-        mean, deviation, log_weight = self.smoother_.predict_with_deviation(query)
-        self._warn_empty(log_weight)
-        return self._squeeze(mean), self._squeeze(deviation)
-
     def left_out_score(self) -> float:
         """R² of the training rows, each predicted from all others: an estimate of `score` on new rows.
 
@@ -418,20 +398,6 @@ class NadarayaWatson(RegressorMixin, MultiOutputMixin, _KernelEstimator):  # typ
         """
         value, mean, weight = self._leave_one_out()
         return float(r2_score(value, mean, sample_weight=weight))
-
-    @threaded
-    def marginal_effects(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """The derivative of the prediction by each feature, [m, d] or [m, d, c]; NaN for a categorical one."""
-        encoded = self._encode(X)
-        effects = marginal_effects(self.smoother_, self._rows(encoded))
-        all_columns = np.full((*encoded.shape, effects.shape[2]), np.nan)
-        derivative = self.scale_.derivative(encoded[:, self.columns_.numbers])
-        all_columns[:, self.columns_.numbers] = effects * derivative[:, :, None]
-        return all_columns[:, :, 0] if self.single_ else all_columns
-
-    def _squeeze(self, mean: Floats) -> Floats:
-        """[m, 1] to [m], if the targets were [n]."""
-        return mean[:, 0] if self.single_ else mean
 
 
 @with_settings

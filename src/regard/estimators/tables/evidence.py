@@ -144,10 +144,10 @@ def top_rows(smoother: Smoother, query: Floats, top: int) -> Evidence:
     by_name = isinstance(smoother.kernel, str) and smoother.kernel in KERNELS
     if by_distance and by_name and len(query) * len(smoother.rows) >= TREE_PAIRS:
         return _top_rows_by_tree(smoother, query, top)
-    return largest_rows(_row_weights(smoother, query), top, smoother.value)
+    return largest_rows(row_weights(smoother, query), top, smoother.value)
 
 
-def _row_weights(smoother: Smoother, query: Floats) -> Iterator[Floats]:
+def row_weights(smoother: Smoother, query: Floats) -> Iterator[Floats]:
     """The weights of all rows for a block of queries at a time, [some, n]."""
     lines = _lines(smoother, query) if smoother.order == 1 else None
     for block, weight, log_weight in smoother.weight_blocks(query, width=1 if lines is None else 2):
