@@ -62,7 +62,7 @@ from sklearn.metrics import accuracy_score, log_loss, root_mean_squared_error
 from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, NearestNeighbors
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, QuantileTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, QuantileTransformer, StandardScaler
 from threadpoolctl import threadpool_limits
 
 Kind = Literal["regression", "classification"]
@@ -312,11 +312,12 @@ def histogram_boosting(kind: Kind, threads: int) -> Any:
 
 
 def lightgbm(kind: Kind, threads: int) -> Any:
-    """It takes categories and missing cells."""
+    """It takes categories and missing cells, but no name of a column with brackets."""
     from lightgbm import LGBMClassifier, LGBMRegressor
 
     model = LGBMRegressor if kind == "regression" else LGBMClassifier
-    return make_pipeline(AsCategory(), model(random_state=SEED, n_jobs=threads, verbose=-1))
+    plain = FunctionTransformer(lambda frame: frame.set_axis([f"x{index}" for index in range(frame.shape[1])], axis=1))
+    return make_pipeline(AsCategory(), plain, model(random_state=SEED, n_jobs=threads, verbose=-1))
 
 
 class CatBoost(BaseEstimator):  # type: ignore[misc]
