@@ -59,7 +59,7 @@ class Effort(NamedTuple):
 
 EFFORTS = {
     "low": Effort(5, 300, 1, 150, 0.1, None, 0, None),
-    "medium": Effort(5, 500, 2, 500, 0.05, Length(40, 1500, 4500), 192, Length(40, 1000, 4000)),
+    "medium": Effort(5, 500, 2, 500, 0.05, Length(40, 2500, 4500), 192, Length(40, 1000, 4000)),
     "high": Effort(10, 2000, 4, 1000, 0.03, Length(80, 2000, 12000), 256, Length(80, 1500, 6000)),
 }
 _FEWER_OF_CLASSES = 4
