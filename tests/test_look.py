@@ -49,10 +49,22 @@ def test_look_at_the_top_over_many_blocks(score, dtype):
         )
 
 
-def test_look_gives_equal_weights_in_the_order_of_the_keys():
-    found = regard.look(torch.zeros(1, 4), torch.zeros(200, 4), top=3)
-    assert found.index.tolist() == [[0, 1, 2]]
-    assert_close(found.weight, torch.full((1, 3), 1 / 200))
+@pytest.mark.parametrize("top", [3, 66])
+def test_look_gives_equal_weights_in_the_order_of_the_keys(top):
+    found = regard.look(torch.zeros(1, 4), torch.zeros(700, 4), top=top)
+    assert found.index.tolist() == [list(range(top))]
+    assert_close(found.weight, torch.full((1, top), 1 / 700))
+
+
+@pytest.mark.parametrize("top", [1, 8, 64, 65, 130])
+@pytest.mark.parametrize("keys", [1, 63, 64, 67, 130, 515])
+def test_the_largest_are_found_however_many_keys_and_wherever_they_are(keys, top):
+    """Rising, falling and random scores; some keys twice; some hidden."""
+    steps = torch.linspace(-3, 3, keys).unsqueeze(-1)
+    key = torch.cat([steps, -steps, rand(keys, 1, seed=3)[torch.arange(keys) // 2]], dim=-1).float()
+    query = torch.cat([torch.eye(3), 2 * torch.eye(3), torch.randn(5, 3)])
+    for mask in (None, masks.padding(torch.tensor(max(1, keys - 5))), torch.arange(keys) % 3 == 0):
+        check_top(regard.look(query, key, mask=mask, top=top), regard.look(query, key, mask=mask), top)
 
 
 def test_look_raises_on_a_matrix_above_two_gibibytes_and_says_what_to_do():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.compiled import compiled
-from regard.compiled.math import EXACT, SUM, Float, Floats, Words, exponential, hash_word, row_max, running_max
+from regard.compiled.math import EXACT, SUM, Float, Floats, Words, exponential, hash_word, running_max
 
 Counts = NDArray[np.int64]
 
@@ -158,47 +158,3 @@ def softmax_block_backward(
                 keep = zero if hash_word(word, second, j) < threshold else keep_scale
                 row[j] = weight * keep
                 grads[j] = weight * (grads[j] * keep - offset)
-
-
-@compiled(nogil=True, fastmath=SUM)
-def update_top(
-    block: Floats,
-    visible: Counts,
-    top_score: Floats,
-    top_key: NDArray[np.int64],
-    largest: Floats,
-    total: Floats,
-    start: int,
-) -> None:
-    """Update each row's top scores, their keys, and the running sums with a block.
-
-    visible, start       as for `softmax_block`
-    top_score, top_key   [rows, top]  the largest scores so far, in descending order; -inf and -1 where there are none
-    """
-    top = top_score.shape[1]
-    for i in range(block.shape[0]):
-        first, row = visible[0, i], block[i, visible[0, i] : visible[1, i]]
-        scores, keys = top_score[i], top_key[i]
-        if row.shape[0] == 0:
-            continue
-        for begin in range(0, row.shape[0], 64):
-            part = row[begin : begin + 64]
-            if not row_max(part) > scores[top - 1]:
-                continue
-            for j in range(part.shape[0]):
-                score = part[j]
-                if not score > scores[top - 1]:
-                    continue
-                rank = top - 1
-                while rank > 0 and score > scores[rank - 1]:
-                    scores[rank], keys[rank] = scores[rank - 1], keys[rank - 1]
-                    rank -= 1
-                scores[rank], keys[rank] = score, start + first + begin + j
-        before = largest[i]
-        peak = running_max(before, row)
-        largest[i] = peak
-        if peak != -np.inf:
-            summed = block.dtype.type(0)
-            for j in range(row.shape[0]):
-                summed += exponential(row[j] - peak)
-            total[i] = total[i] * exponential(before - peak) + summed

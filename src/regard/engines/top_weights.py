@@ -74,8 +74,7 @@ def _block_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same for the scores that the CPU's fused loops know."""
-    from regard.engines import fused
-    from regard.engines import fused_loops as loops
+    from regard.engines import fused, top_loops
 
     blocks, query, key, value = fused.prepare(job, 0, fused.BLOCK)
     best = value.new_full([*blocks.shape[:-1], top], -math.inf)
@@ -89,7 +88,7 @@ def _fused_scores(job: Job, top: int) -> tuple[Tensor, Tensor, Tensor]:
         parts = [x[task].contiguous() for x in results]
         arrays = [x.flatten(0, 1).numpy() for x in parts]
         for block in blocks.score_blocks(task, query[task].contiguous(), key[task.heads], scratch, best.dtype):
-            loops.update_top(block.array, block.visible, *arrays, block.columns.start)
+            top_loops.update_top(block.array, block.visible, *arrays, block.columns.start)
         for result, part in zip(results, parts, strict=True):
             result[task] = part
 
