@@ -1,6 +1,7 @@
 """Layers where torch reads the program instead of running it: compiled, exported, transformed by `torch.func`."""
 
 import copy
+import warnings
 
 import onnxruntime
 import pytest
@@ -175,6 +176,20 @@ def test_dropout_in_compiled_code_differs_from_call_to_call():
     assert not torch.allclose(first, second)
     second.sum().backward()
     assert layer.output.weight.grad is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gaussian", "rotary"])
+def test_the_compiler_has_nothing_to_warn_of(name):
+    """It warns the user of functions that are cached, of which silently wrong results are a risk."""
+    torch._dynamo.reset()
+    layer = Attention(SIZE, score=scores.Gaussian(1.0)) if name == "gaussian" else LAYERS["odd heads"]()
+    x = torch.randn(BATCH, LENGTH, SIZE)
+    call = (lambda x: layer(x, x)) if name == "gaussian" else layer
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(call, backend="eager")(x)
+    assert not [str(warning.message) for warning in caught if "cache" in str(warning.message)]
 
 
 @pytest.mark.slow

@@ -269,6 +269,14 @@ def test_nan_and_half_precision(weigh):
         assert mean[4:].isfinite().all()
 
 
+def test_parameters_that_are_no_numbers_raise():
+    for bias in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"bias must be finite, got {bias}"):
+            weighing.sigmoid(bias)
+    with pytest.raises(ValueError, match="the logit of sinks must be a number, got nan"):
+        weighing.sinks(math.nan)
+
+
 def test_copies_are_the_same_weighing():
     for weigh in (weighing.linear, weighing.softpick, weighing.sparsemax, weighing.entmax15):
         assert copy.deepcopy(weigh) is weigh

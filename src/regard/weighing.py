@@ -137,6 +137,8 @@ class Sigmoid(BlockWeighing):
             raise TypeError(
                 f"bias must be a number, got {bias!r}; one that learns is a mask, which is added to the scores"
             )
+        if not math.isfinite(bias):
+            raise ValueError(f"bias must be finite, got {bias!r}")
         self.bias = float(bias)
 
     def weights(self, scores: Tensor, row: Tensor) -> Tensor:
@@ -169,6 +171,8 @@ class Sinks(nn.Module):
         super().__init__()
         if not is_number(logit) and not (isinstance(logit, Tensor) and logit.is_floating_point()):
             raise TypeError(f"the logit of sinks must be a number, or a tensor of one for each head, got {logit!r}")
+        if is_number(logit) and math.isnan(logit):
+            raise ValueError(f"the logit of sinks must be a number, got {logit!r}")
         self.logit = logit
 
     def forward(self, scores: Tensor) -> Tensor:

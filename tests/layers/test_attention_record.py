@@ -114,6 +114,7 @@ def test_plot_shows_one_head():
     ("call", "error", "message"),
     [
         (lambda record: record.attentions("abc"), ValueError, r"no recorded layer matches 'abc'; nearest .* 'a"),
+        (lambda record: record.attentions(3), TypeError, r"names of modules or patterns of names, .* got 3"),
         (lambda record: record.attentions("largest"), ValueError, r"only the largest were recorded: leave out top"),
         (lambda record: record.attentions("none"), ValueError, r"nothing was recorded: call the model inside"),
         (lambda record: record.rollout(["a", "cross"]), ValueError, r"self-attention layers of one length.*2, 5, 7"),

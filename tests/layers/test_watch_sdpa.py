@@ -291,6 +291,9 @@ def test_a_model_that_cannot_be_heard_raises():
 
 def test_wrong_patterns_raise():
     model, x = nn.Sequential(Own(), Own()), torch.randn(BATCH, QUERIES, SIZE)
+    for layers in (2, [2], ["0", 2]):
+        with pytest.raises(TypeError, match=r"names of modules or patterns of names, such as '\*\.2\.\*', got 2"):
+            regard.watch(model, layers=layers).__enter__()
     with pytest.raises(ValueError, match=r"names of modules that may attend, .* got '2'; nearest names: "):
         regard.watch(model, layers="2").__enter__()
     outer = nn.Module()

@@ -139,7 +139,7 @@ class AttentionRecord(dict[str, list[Tensor | Look]]):
 
     def _names(self, layers: Layers | None) -> list[str]:
         """The names of the layers that are selected; raises where a pattern matches none."""
-        patterns = [layers] if isinstance(layers, str) else layers
+        patterns = patterns_of(layers)
         for pattern in patterns or []:
             if not any(matches(name, [pattern]) for name in self):
                 raise ValueError(f"no recorded layer matches {pattern!r}; nearest names: {nearest(pattern, self)}")
@@ -157,6 +157,19 @@ class AttentionRecord(dict[str, list[Tensor | Look]]):
         if not runs:
             raise ValueError("nothing was recorded: call the model inside the `with` block of watch")
         return runs
+
+
+def patterns_of(layers: Layers | None) -> list[str] | None:
+    """Names and patterns as a list."""
+    if layers is None:
+        return None
+    patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"layers must be names of modules or patterns of names, such as '*.{pattern}.*', got {pattern!r}"
+            )
+    return patterns
 
 
 def matches(name: str, patterns: Sequence[str] | None) -> bool:

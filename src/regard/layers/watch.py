@@ -30,7 +30,7 @@ from regard.checks import positive, quote_names
 from regard.engines import dense
 from regard.engines.job import repeat_heads
 from regard.layers.attention import Attend
-from regard.layers.attention_record import AttentionRecord, Layers, matches, nearest
+from regard.layers.attention_record import AttentionRecord, Layers, matches, nearest, patterns_of
 from regard.layers.torch_layers import TorchRecorder, function_look, pause_in_torch_layers
 from regard.masks import Mask, causal
 from regard.scores import Score
@@ -84,8 +84,7 @@ def watch(
         raise TypeError(f"watch needs a torch module, got {type(model).__name__}")
     if reduce is not None and not callable(reduce):
         raise TypeError(f"reduce must be callable, (name, weights) -> anything, got {type(reduce).__name__}")
-    patterns = [layers] if isinstance(layers, str) else None if layers is None else list(layers)
-    watcher = _Watcher(model, patterns, None if top is None else positive("top", top), reduce)
+    watcher = _Watcher(model, patterns_of(layers), None if top is None else positive("top", top), reduce)
     watcher.check_patterns()
     with contextlib.ExitStack() as stack:
         watcher.start(stack)
