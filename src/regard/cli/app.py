@@ -4,6 +4,7 @@
     regard predict model/ new.csv
     regard evidence model/ new.csv --top 5
     regard info model/
+    regard summary model/ --significance
 
     regard fit bags molecules.csv --bag molecule --target active --out model/      bags: a row for each instance
     regard fit writer book.txt --out model/                                        a text, to continue
@@ -182,6 +183,20 @@ def info(folder: _Folder) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         typer.echo(f"{name:<{width}}  {value}")
+
+
+@app.command()
+def summary(
+    folder: _Folder,
+    significance: Annotated[bool, typer.Option("--significance", help="Test whether each column matters.")] = False,
+    samples: Annotated[int, typer.Option(help="Number of bootstrap samples of the tests.", min=1)] = 399,
+) -> None:
+    """Print the table of a regression as a statistician reads it: degrees of freedom, bandwidths or coefficients."""
+    model, _, _ = _open_folder(folder)
+    if not hasattr(model, "summary"):
+        raise ValueError(f"{type(model).__name__} has no summary, only a kernel regression has; use regard info")
+    options = {"significance": significance, "samples": samples} if significance else {}
+    typer.echo(model.summary(**options))
 
 
 @app.command()

@@ -349,7 +349,7 @@ def find_columns(X: object, categorical: object, ordered: Sequence[str | int] | 
         raise ValueError(f"ordered must be a list of column names or indices, got {ordered!r}")
 
     def read_column(name: str | int, ordered: bool) -> tuple[int, Category]:
-        index = _column_index(name, list(names))
+        index = column_index(name, list(names))
         column = np.asarray(X, dtype=object)[:, index] if frame is None else frame.iloc[:, index]
         return index, _read_category(column, ordered)
 
@@ -371,13 +371,13 @@ def _is_list(value: object) -> TypeGuard[Iterable[str | int]]:
     return hasattr(value, "__iter__") and not isinstance(value, str)
 
 
-def _column_index(name: str | int, names: Sequence[str | int]) -> int:
-    """The index of a column, given its name or its index."""
+def column_index(name: str | int, names: Sequence[str | int], use: str = "categorical") -> int:
+    """The index of a column, given its name or its index; `use` says in errors what it was to be."""
     if name in names:
         return names.index(name)
     if hasattr(name, "__index__") and not isinstance(name, bool) and 0 <= operator.index(name) < len(names):
         return operator.index(name)
-    raise ValueError(f"there is no column {name!r} to be categorical; columns are {quote_names(map(str, names))}")
+    raise ValueError(f"there is no column {name!r} to be {use}; columns are {quote_names(map(str, names))}")
 
 
 def _read_category(column: "Series | _Cells", ordered: bool) -> Category:

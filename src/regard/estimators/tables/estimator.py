@@ -49,6 +49,7 @@ from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, 
 from regard.estimators.tables.inference import RegressionInference
 from regard.estimators.tables.metric_learning import CAPPED, LOG_LOSS, Loss
 from regard.estimators.tables.smoother import Smoother
+from regard.estimators.tables.summary import RegressionSummary
 from regard.kernels import KERNELS, KernelName
 from regard.saving import to_json
 from regard.scores import Score
@@ -342,7 +343,9 @@ class _KernelEstimator(Seeded, SavedEstimator):
 
 
 @with_settings
-class NadarayaWatson(RegressionInference, RegressorMixin, MultiOutputMixin, _KernelEstimator):  # type: ignore[misc]
+class NadarayaWatson(  # type: ignore[misc]
+    RegressionInference, RegressionSummary, RegressorMixin, MultiOutputMixin, _KernelEstimator
+):
     """Kernel regression: predictions are weighted averages of the training targets, or local lines through them.
 
     bandwidth   in units of the scale; it may also be a matrix for the numeric columns. For a categorical column it is
