@@ -112,6 +112,7 @@ class HeadBlocks:
     row_hashes: list[Words]  # of the dropout hash, [heads, rows] each
     head_index: NDArray[np.int64]  # [query heads, leading dimensions]
     groups: int  # query heads for each head of keys
+    start: tuple[int, int]  # as in `Job`
 
     def sizes(self) -> tuple[int, int]:
         """Queries of one block, and heads that are computed together.
@@ -232,24 +233,38 @@ def _entries(block: Tensor, index: NDArray[np.int64]) -> Tensor:
 def prepare(job: Job, seed: int, block: tuple[int, int]) -> tuple[HeadBlocks, Tensor, Tensor, Tensor]:
     """The blocks of a job; query, key and value as `Heads` has them."""
     heads = heads_of(job)
-    return make_blocks(heads, job.mask, job.shape, job.dropout, seed, block), heads.query, heads.key, heads.value
+    blocks = make_blocks(heads, job.mask, job.shape, job.dropout, seed, block, job.start)
+    return blocks, heads.query, heads.key, heads.value
 
 
 def make_blocks(
-    heads: Heads, mask: Mask | None, shape: torch.Size, dropout: float, seed: int, block: tuple[int, int]
+    heads: Heads,
+    mask: Mask | None,
+    shape: torch.Size,
+    dropout: float,
+    seed: int,
+    block: tuple[int, int],
+    start: tuple[int, int] = (0, 0),
 ) -> HeadBlocks:
     """What is the same for every block, for scores of this shape, `[..., q, k]`."""
     leading = shape[:-2]
     index = np.indices(leading).reshape(len(leading), math.prod(leading)).T  # [query heads, leading dimensions]
-    number, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(shape[-2] if dropout else 0)
+    number, queries = torch.arange(len(index)).unsqueeze(-1), torch.arange(shape[-2] if dropout else 0) + start[0]
     hashes = [words.numpy().astype(np.uint32) for words in dropout_hash.row_hashes(seed, number, queries)]
     hashes = [words.reshape(len(heads.key), heads.groups * words.shape[1]) for words in hashes]  # [heads, rows]
-    return HeadBlocks(heads.distances, mask, heads.reach.numpy(), shape, block, dropout, hashes, index, heads.groups)
+    reach = heads.reach.numpy()
+    return HeadBlocks(heads.distances, mask, reach, shape, block, dropout, hashes, index, heads.groups, start)
 
 
-def attend_heads(job: Job, seed: int, block: tuple[int, int]) -> Attended:
-    """Means, and log weights in float32 at least; dropout applies to the means."""
-    mean, log_weight = _FusedAttention.apply(*prepare(job, seed, block))  # type: ignore[no-untyped-call]
+def attend_heads(job: Job, seed: int, block: tuple[int, int], whole: Attended | None = None) -> Attended:
+    """Means, and log weights in float32 at least; dropout applies to the means. As `stream.attend_seeded`."""
+    blocks, query, key, value = prepare(job, seed, block)
+    if whole is not None:  # [..., q, v] and [..., q] -> [heads, rows, v] and [heads, rows]
+        rows = query.shape[:2]
+        whole = Attended(
+            whole.mean.to(value.dtype).reshape(*rows, value.shape[-1]), whole.log_weight.to(value.dtype).reshape(rows)
+        )
+    mean, log_weight = _FusedAttention.apply(blocks, whole, query, key, value)  # type: ignore[no-untyped-call]
     # [heads, rows, v] and [heads, rows] -> [..., q, v] and [..., q]
     mean = mean.view(*job.leading, job.queries, mean.shape[-1])
     log_weight = log_weight.view(*job.leading, job.queries)
@@ -288,9 +303,13 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _FusedContext, blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor
+        ctx: _FusedContext, blocks: HeadBlocks, whole: Attended | None, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        heads = forward(blocks, query, key, value)
+        if whole is None:
+            heads = forward(blocks, query, key, value)
+        else:
+            mean, log_weight = whole
+            heads = HeadSums(query, key, value, mean.detach(), log_weight, torch.ones_like(log_weight))
         ctx.blocks = blocks
         ctx.save_for_backward(*heads, *tensors_of(blocks.mask))
         return heads.mean, heads.largest + heads.total.log()
@@ -302,7 +321,7 @@ class _FusedAttention(torch.autograd.Function):
         heads = HeadSums(
             *ctx.saved_tensors[: len(HeadSums._fields)]
         )  # raises if a mask's tensor was changed since forward
-        return None, *backward(blocks, heads, mean_grad, log_weight_grad)
+        return None, None, *backward(blocks, heads, mean_grad, log_weight_grad)
 
 
 def forward(blocks: HeadBlocks, query: Tensor, key: Tensor, value: Tensor) -> HeadSums:
@@ -365,7 +384,7 @@ def _forward(blocks: HeadBlocks, task: Task, heads: HeadSums, scratch: Scratch) 
     sums = RowSums(*(x.flatten(0, 1).numpy() for x in parts))
     dropout = blocks.row_dropout(task, value.dtype)
     for block in blocks.score_blocks(task, query, key, scratch, value.dtype):
-        loops.softmax_block(block.array, block.visible, sums, dropout, block.columns.start)
+        loops.softmax_block(block.array, block.visible, sums, dropout, blocks.start[1] + block.columns.start)
         mean.baddbmm_(block.scores, value[:, block.columns])
     loops.normalise(sums.total, sums.weighted)
     heads.largest[task], heads.total[task], heads.mean[task] = largest, total, mean
@@ -382,7 +401,12 @@ def _backward(blocks: HeadBlocks, task: Task, heads: HeadSums, grads: _HeadGradi
         score_grad = scratch.block(1, weight.shape, value.dtype)
         torch.bmm(mean_grad, value[:, columns].mT, out=score_grad)
         loops.softmax_block_backward(
-            block.array, score_grad.flatten(0, 1).numpy(), block.visible, rows, dropout, columns.start
+            block.array,
+            score_grad.flatten(0, 1).numpy(),
+            block.visible,
+            rows,
+            dropout,
+            blocks.start[1] + columns.start,
         )
         grads.value[:, columns].baddbmm_(weight.mT, mean_grad)
         add_gradients(blocks.distances, score_grad, query, key[:, columns], grads.query[task], grads.key[:, columns])

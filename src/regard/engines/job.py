@@ -48,6 +48,7 @@ class Job:
     mask: Mask | None
     weigh: Weighing
     dropout: float = 0.0
+    start: tuple[int, int] = (0, 0)  # index of the first query and key among all, by which weights are dropped
 
     groups: int = field(init=False)  # neighbouring query heads that share one head of keys and values
     leading: torch.Size = field(init=False)  # of query, key and value, broadcast

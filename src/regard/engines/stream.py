@@ -99,12 +99,7 @@ class Stream:
         """The same, with log weights in float32 at least."""
         if compiling() and fusible(job):
             return attend_compiled(job)
-        seed = dropout_hash.draw_seed() if job.dropout else 0
-        if not fusible(job):
-            return attend_blocks(job, seed, self.sizes or cache_block(job))
-        from regard.engines import fused  # imports Numba
-
-        return fused.attend_heads(job, seed, self.sizes or fused.BLOCK)
+        return attend_seeded(job, dropout_hash.draw_seed() if job.dropout else 0, self.sizes)
 
     def _attend_strips(self, job: Job, weigh: BlockWeighing) -> Tensor:
         from regard.engines import strips
@@ -153,15 +148,28 @@ def mask_gradient(job: Job) -> bool:
     return torch.is_grad_enabled() and any(corner.requires_grad for corner in job.mask_corners)
 
 
-def attend_blocks(job: Job, seed: int, block: tuple[int, int]) -> Attended:
-    """Attention by any score: blocks of all leading dimensions at once. The log weight is in float32 at least."""
+def attend_seeded(job: Job, seed: int, block: tuple[int, int] | None = None, whole: Attended | None = None) -> Attended:
+    """Means, and log weights in float32 at least; dropout, of this seed, applies to the means.
+
+    whole   what attention to all keys gave, if those of the job are a part of them: it is returned, and only backward
+            computes, the gradients by this part. (The whole has the sum of the gradients by all parts.)
+    """
+    if not fusible(job):
+        return attend_blocks(job, seed, block or cache_block(job), whole)
+    from regard.engines import fused  # imports Numba
+
+    return fused.attend_heads(job, seed, block or fused.BLOCK, whole)
+
+
+def attend_blocks(job: Job, seed: int, block: tuple[int, int], whole: Attended | None = None) -> Attended:
+    """Attention by any score: blocks of all leading dimensions at once. Arguments as in `attend_seeded`."""
     blocks, bias_count, tensors = make_blocks(job, seed, block)
-    return Attended(*_Recomputed.apply(blocks, bias_count, *tensors))  # type: ignore[no-untyped-call]
+    return Attended(*_Recomputed.apply(blocks, bias_count, whole, *tensors))  # type: ignore[no-untyped-call]
 
 
 def make_blocks(job: Job, seed: int, block: tuple[int, int]) -> tuple["Blocks", int, list[Tensor]]:
     """The blocks of a job; and query, key, value, the mask's bias tensors and their number, the score's parameters."""
-    blocks = Blocks(job.score, job.mask, row_reach(job), job.shape, job.dropout, seed, block, job.groups)
+    blocks = Blocks(job.score, job.mask, row_reach(job), job.shape, job.dropout, seed, block, job.groups, job.start)
     biases = [part for part in parts_of(job.mask) if _is_bias(part)]
     parameters = _parameters_of(blocks, job)
     shared = [*job.leading[:-1], job.leading[-1] // job.groups] if job.leading else []
@@ -187,6 +195,7 @@ class Blocks:
     seed: int
     block: tuple[int, int]
     groups: int  # query heads for each head of keys
+    start: tuple[int, int]  # as in `Job`
 
     def rows(self) -> Iterator[slice]:
         return spans(self.shape[-2], self.block[0])
@@ -211,6 +220,10 @@ class Blocks:
         return [block_of(bias, rows, columns, len(self.shape), bias.device) for bias in biases]
 
     def dropout_factor(self, rows: slice, columns: slice, like: Tensor) -> Tensor:
+        rows, columns = (
+            slice(some.start + first, some.stop + first)
+            for some, first in zip((rows, columns), self.start, strict=True)
+        )
         return dropout_factor(self.shape, self.dropout, self.seed, rows, columns, like)
 
 
@@ -219,6 +232,7 @@ class RecomputedContext(Context):
 
     blocks: Blocks
     bias_count: int
+    is_part: bool  # whether there are other keys
     state: dict[str, Tensor]
     random: tuple[Tensor, list[int], list[Tensor]]  # states of the generators that a score may draw from
     autocast: Callable[[], contextlib.AbstractContextManager[object]]
@@ -228,37 +242,18 @@ class _Recomputed(torch.autograd.Function):
     """(mean, log_weight) from query, key, value, the mask's bias tensors, and the score's parameters."""
 
     @staticmethod
-    def forward(ctx: RecomputedContext, blocks: Blocks, bias_count: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        query, key, value, *rest = tensors
-        biases = rest[:bias_count]
+    def forward(
+        ctx: RecomputedContext, blocks: Blocks, bias_count: int, whole: Attended | None, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        query = tensors[0]
         ctx.random = random_state(query)
         ctx.autocast = autocast_of(query.device.type)
-        wide = torch.promote_types(query.dtype, torch.float32)  # float16 cannot hold a sum over many keys
-        mean = query.new_zeros(*blocks.shape[:-1], value.shape[-1])
-        largest = query.new_full(blocks.shape[:-1], -math.inf, dtype=wide)
-        total = query.new_ones(blocks.shape[:-1], dtype=wide)
-        for rows in blocks.rows():
-            peak = largest[..., rows].clone()
-            sums = torch.zeros_like(peak)
-            weighted = torch.zeros_like(mean[..., rows, :], dtype=wide)
-            for columns in blocks.columns(rows):
-                bias = blocks.bias_blocks(biases, rows, columns)
-                scores = blocks.scores(query[..., rows, :], key[..., columns, :], bias, rows, columns)
-                scores = scores.expand(*blocks.shape[:-2], *scores.shape[-2:])
-                new_peak = torch.maximum(peak, scores.amax(dim=-1))
-                shift = new_peak.masked_fill(new_peak == -math.inf, 0.0)
-                weight = (scores.to(wide) - shift.unsqueeze(-1)).exp()
-                decay = (peak - shift).exp()
-                peak = new_peak
-                sums = sums * decay + weight.sum(dim=-1)
-                if blocks.dropout:
-                    weight = weight * blocks.dropout_factor(rows, columns, weight)
-                some_values = repeat_heads(value[..., columns, :], blocks.groups)
-                weighted = weighted * decay.unsqueeze(-1) + weight.to(value.dtype) @ some_values
-            sums = sums.masked_fill(sums == 0, 1.0)
-            mean[..., rows, :] = weighted / sums.unsqueeze(-1)
-            largest[..., rows], total[..., rows] = peak, sums
         ctx.blocks, ctx.bias_count, ctx.state = blocks, bias_count, state_of(blocks.score)
+        ctx.is_part = whole is not None
+        if whole is None:
+            mean, largest, total = _sums(blocks, bias_count, tensors)
+        else:
+            mean, largest, total = whole.mean.detach(), whole.log_weight, torch.ones_like(whole.log_weight)
         ctx.save_for_backward(*tensors, mean, largest, total, *tensors_of(blocks.mask))
         return mean, largest + total.log()
 
@@ -266,7 +261,7 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: RecomputedContext, mean_grad: Tensor, log_weight_grad: Tensor) -> tuple[Tensor | None, ...]:
         blocks = replace(ctx.blocks, score=with_state(ctx.blocks.score, ctx.state))
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         saved = ctx.saved_tensors  # raises if a mask's tensor was changed since forward; may be read only once
         query, key, value, *rest = saved[: len(needed)]
         mean, largest, total, *_ = saved[len(needed) :]
@@ -297,8 +292,41 @@ class _Recomputed(torch.autograd.Function):
                 targets += blocks.bias_blocks(rest_grads[: ctx.bias_count], rows, columns)
                 targets += rest_grads[ctx.bias_count :]
                 unused -= add_gradients(scores, score_grad, [*inputs, *parameters], targets)
-        check_unchanged(sums, (largest != math.inf).to(sums.dtype), len(unused))
-        return None, None, *(grad if need else None for grad, need in zip(grads, needed, strict=True))
+        if not ctx.is_part:
+            check_unchanged(sums, (largest != math.inf).to(sums.dtype), len(unused))
+        return None, None, None, *(grad if need else None for grad, need in zip(grads, needed, strict=True))
+
+
+def _sums(blocks: Blocks, bias_count: int, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean, the largest score and the sum of exp(score - largest) of each query."""
+    query, key, value, *rest = tensors
+    biases = rest[:bias_count]
+    wide = torch.promote_types(query.dtype, torch.float32)  # float16 cannot hold a sum over many keys
+    mean = query.new_zeros(*blocks.shape[:-1], value.shape[-1])
+    largest = query.new_full(blocks.shape[:-1], -math.inf, dtype=wide)
+    total = query.new_ones(blocks.shape[:-1], dtype=wide)
+    for rows in blocks.rows():
+        peak = largest[..., rows].clone()
+        sums = torch.zeros_like(peak)
+        weighted = torch.zeros_like(mean[..., rows, :], dtype=wide)
+        for columns in blocks.columns(rows):
+            bias = blocks.bias_blocks(biases, rows, columns)
+            scores = blocks.scores(query[..., rows, :], key[..., columns, :], bias, rows, columns)
+            scores = scores.expand(*blocks.shape[:-2], *scores.shape[-2:])
+            new_peak = torch.maximum(peak, scores.amax(dim=-1))
+            shift = new_peak.masked_fill(new_peak == -math.inf, 0.0)
+            weight = (scores.to(wide) - shift.unsqueeze(-1)).exp()
+            decay = (peak - shift).exp()
+            peak = new_peak
+            sums = sums * decay + weight.sum(dim=-1)
+            if blocks.dropout:
+                weight = weight * blocks.dropout_factor(rows, columns, weight)
+            some_values = repeat_heads(value[..., columns, :], blocks.groups)
+            weighted = weighted * decay.unsqueeze(-1) + weight.to(value.dtype) @ some_values
+        sums = sums.masked_fill(sums == 0, 1.0)
+        mean[..., rows, :] = weighted / sums.unsqueeze(-1)
+        largest[..., rows], total[..., rows] = peak, sums
+    return mean, largest, total
 
 
 def add_gradients(scores: Tensor, score_grad: Tensor, inputs: list[Tensor], targets: list[Tensor]) -> set[int]:

@@ -69,12 +69,12 @@ def is_solid(part: Mask) -> bool:
     return bool(getattr(_unshifted(part)[0], "solid", False))
 
 
-def _unshifted(part: Mask) -> tuple[Any, int]:
-    """The mask that was shifted, and by how much."""
+def _unshifted(part: Mask) -> tuple[Any, int, int]:
+    """The mask that was shifted, and by how much its queries and keys were."""
     if not isinstance(part, Shifted):
-        return part, 0
-    inner, by = _unshifted(part.mask)
-    return inner, part.by + by
+        return part, 0, 0
+    inner, by, key_by = _unshifted(part.mask)
+    return inner, part.by + by, part.key_by + key_by
 
 
 def visible_keys(mask: Mask | None, queries: int, keys: int, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -85,9 +85,9 @@ def visible_keys(mask: Mask | None, queries: int, keys: int, rank: int, device: 
     query_index = torch.arange(queries, device=device).view(*[1] * (rank - 2), -1, 1)
     first, stop = torch.zeros_like(query_index), torch.full_like(query_index, keys)
     for part in parts_of(mask):
-        inner, by = _unshifted(part)
+        inner, by, key_by = _unshifted(part)
         if hasattr(inner, "reach"):
-            low, high = (torch.as_tensor(bound, device=device) for bound in inner.reach(query_index + by))
+            low, high = (torch.as_tensor(bound, device=device) - key_by for bound in inner.reach(query_index + by))
             first, stop = torch.maximum(first, low), torch.minimum(stop, high)
     first = first.clamp(max=keys)
     stop = torch.maximum(first, stop)
@@ -97,8 +97,9 @@ def visible_keys(mask: Mask | None, queries: int, keys: int, rank: int, device: 
 def touches(mask: Mask | None, rows: slice, columns: slice) -> bool:
     """Whether some query may see some key of a block, as far as the parts of the mask say without being called."""
     for part in parts_of(mask):
-        inner, by = _unshifted(part)
-        if hasattr(inner, "touches") and not inner.touches(slice(rows.start + by, rows.stop + by), columns):
+        inner, *by = _unshifted(part)
+        block = (slice(some.start + shift, some.stop + shift) for some, shift in zip((rows, columns), by, strict=True))
+        if hasattr(inner, "touches") and not inner.touches(*block):
             return False
     return True
 

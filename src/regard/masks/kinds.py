@@ -299,28 +299,31 @@ class Shifted:
 
     mask: _MaskFunction
     by: int
+    key_by: int = 0
 
     def __call__(self, query_index: Tensor, key_index: Tensor) -> Tensor:
-        return self.mask(query_index + self.by, key_index)
+        return self.mask(query_index + self.by, key_index + self.key_by)
 
 
-def shifted(mask: Mask | None, by: int) -> Mask | None:
+def shifted(mask: Mask | None, by: int, key_by: int = 0) -> Mask | None:
     """The same mask for queries that are `by` positions later, as after that many cached keys.
 
     Only functions of positions are shifted; a tensor already belongs to the queries of the call.
+
+    key_by   by how many positions the keys are later, if they are a part of all keys
 
     >>> import torch
     >>> shifted(causal, 1)(torch.arange(2)[:, None], torch.arange(3)).int().tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
-    if mask is None or isinstance(mask, Tensor) or by == 0:
+    if mask is None or isinstance(mask, Tensor) or by == key_by == 0:
         return mask
     if isinstance(mask, Both):
-        first, second = shifted(mask.first, by), shifted(mask.second, by)
+        first, second = shifted(mask.first, by, key_by), shifted(mask.second, by, key_by)
         assert first is not None
         assert second is not None
         return Both(first, second)
-    return Shifted(mask, by)
+    return Shifted(mask, by, key_by)
 
 
 def as_bias(allowed: Tensor) -> Tensor:
