@@ -6,4 +6,4 @@ ESTIMATORS = {
     "NadarayaWatson": "estimator",
     "NadarayaWatsonClassifier": "estimator",
 }
-RESULTS = {"Evidence": "evidence", "Explanation": "explanation", "Report": "report"}
+RESULTS = {"Bands": "bands", "Evidence": "evidence", "Explanation": "explanation", "Report": "report"}

@@ -46,7 +46,7 @@ from regard.estimators.tables.bandwidth import (
 )
 from regard.estimators.tables.default_bandwidth import MIN_ROWS, default_bandwidth
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, row_labels, top_rows
-from regard.estimators.tables.inference import RegressionInference
+from regard.estimators.tables.inference import KernelInference, RegressionInference
 from regard.estimators.tables.metric_learning import CAPPED, LOG_LOSS, Loss
 from regard.estimators.tables.smoother import Smoother
 from regard.estimators.tables.summary import RegressionSummary
@@ -404,7 +404,7 @@ class NadarayaWatson(  # type: ignore[misc]
 
 
 @with_settings
-class NadarayaWatsonClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
+class NadarayaWatsonClassifier(KernelInference, ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
     """Kernel classification: the probability of a class is the weight of its training rows.
 
     The settings are those of `NadarayaWatson`, without `order`. The default bandwidth minimises the leave-one-out log
