@@ -19,6 +19,7 @@ from regard.parts import NOTHING, Attended, merge
 from regard.sdpa import sdpa
 
 if TYPE_CHECKING:
+    from regard import distributed as distributed
     from regard import layers as layers
     from regard.data.bags import as_bags as as_bags
     from regard.estimators import load as load
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "as_bags": "regard.data.bags",
+    "distributed": "regard",
     "layers": "regard",
     "load": "regard.estimators",
     "watch": "regard.layers.watch",
@@ -69,8 +71,8 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used."""
     if name not in _LATER:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    if name == "layers":
-        return importlib.import_module("regard.layers")
+    if _LATER[name] == "regard":
+        return importlib.import_module(f"regard.{name}")
     return getattr(importlib.import_module(_LATER[name]), name)
 
 

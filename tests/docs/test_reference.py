@@ -21,8 +21,8 @@ PUBLIC = [
     for module, names in BLOCK.findall(page.read_text())
     for name in names.split(",")
 ]
-PACKAGES = ("regard", "regard.layers", "regard.estimators", "regard.decoding", "regard.training")
-WITHOUT_DOCSTRING = {"masks", "scores", "weighing", "layers", "NOTHING", "Step"}
+PACKAGES = ("regard", "regard.distributed", "regard.layers", "regard.estimators", "regard.decoding", "regard.training")
+WITHOUT_DOCSTRING = {"masks", "scores", "weighing", "distributed", "layers", "NOTHING", "Step"}
 """Modules, a constant and a type alias, which have no docstring of their own."""
 
 
