@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from regard.estimators.tables.attention import AttentionRegressor as AttentionRegressor
     from regard.estimators.tables.estimator import NadarayaWatson as NadarayaWatson
     from regard.estimators.tables.estimator import NadarayaWatsonClassifier as NadarayaWatsonClassifier
+    from regard.estimators.tables.partially_linear import PartiallyLinear as PartiallyLinear
     from regard.estimators.translation.estimator import Translator as Translator
     from regard.estimators.writing.estimator import Writer as Writer
     from regard.layers.watch import watch as watch

@@ -145,6 +145,16 @@ def test_categories_are_indicators_of_the_linear_model():
     assert NadarayaWatson(bandwidth=0.6).fit(x, y).specification_test(samples=99).p_value == 0.01
 
 
+def test_a_bandwidth_that_has_seen_the_targets_is_not_used_for_the_linear_model():
+    x, random = table(rows=40)
+    y = x[:, 0] ** 2 + random.normal(size=len(x))
+    found = {
+        bandwidth: NadarayaWatson(bandwidth=bandwidth).fit(x[:, :2], y).specification_test(samples=19)
+        for bandwidth in ("cv", "scott", 0.3)
+    }
+    assert found["cv"] == found["scott"] != found[0.3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -5,5 +5,6 @@ ESTIMATORS = {
     "AttentionClassifier": "attention",
     "NadarayaWatson": "estimator",
     "NadarayaWatsonClassifier": "estimator",
+    "PartiallyLinear": "partially_linear",
 }
 RESULTS = {"Bands": "bands", "Evidence": "evidence", "Explanation": "explanation", "Report": "report"}

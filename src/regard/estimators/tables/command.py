@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 _MODELS = {
     "attention": ("AttentionRegressor", "AttentionClassifier"),
     "nadaraya-watson": ("NadarayaWatson", "NadarayaWatsonClassifier"),
+    "partially-linear": ("PartiallyLinear",),
 }
-"""The estimators of each model, for regression and for classification."""
+"""The estimators of each model, for regression and, if it has one, for classification."""
 
 
 @with_settings
 class TableFile(TableOptions):
     """What a model of rows learns from."""
 
-    model: Literal["attention", "nadaraya-watson"] = setting("kind of model", default="attention")
+    model: Literal["attention", "nadaraya-watson", "partially-linear"] = setting("kind of model", default="attention")
     categorical: str = setting("numeric columns that are categories: a,b", default="")
     ordered: str = setting("columns with ordered categories: grade,size=S:M:L", default="")
     weight: str | None = setting("column with the weight of each row", default=None)
@@ -36,7 +37,7 @@ class Tables(TableSubject[TableFile, "DataFrame"]):
 
     name = "table"
     inputs = "rows"
-    estimators = (*_MODELS["attention"], *_MODELS["nadaraya-watson"])
+    estimators = tuple(name for names in _MODELS.values() for name in names)
     data = TableFile
 
     def fit(self, data: TableFile, settings: dict[str, Any], out: Path) -> Fitted:
@@ -54,9 +55,11 @@ class Tables(TableSubject[TableFile, "DataFrame"]):
             ordered=orders,
             dates=strong,
         )
-        chosen, other = _MODELS[data.model], "nadaraya-watson" if strong else "attention"
+        chosen, others = _MODELS[data.model], " or ".join(name for name in _MODELS if name != data.model)
+        if target.dtype != float and len(chosen) == 1:
+            raise ValueError(f"--model {data.model} predicts numbers, and the target {data.target!r} is classes")
         kind = getattr(estimators, chosen[int(target.dtype != float)])
-        model = make(kind, settings, f"; settings of another model need --model {other}")
+        model = make(kind, settings, f"; settings of another model need --model {others}")
         model.fit(rows, target, sample_weight=weight)
         messages = target_hints(target, data.kind)
         messages += [f"order of {name}: {' < '.join(map(str, rows[name].cat.categories))}" for name in orders]
@@ -73,7 +76,9 @@ class Tables(TableSubject[TableFile, "DataFrame"]):
         return rows if hasattr(model, "feature_names_in_") else rows.to_numpy()
 
     def describe(self, model: Any, schema: Schema) -> dict[str, Any]:
-        facts, notes = (_describe_stack if _is_strong(model) else _describe_kernel)(model, schema)
+        linear = hasattr(model, "coef_")
+        describe = _describe_stack if _is_strong(model) else _describe_linear if linear else _describe_kernel
+        facts, notes = describe(model, schema)
         return self.describe_table(model, schema, facts, notes)
 
 
@@ -116,13 +121,24 @@ def _describe_kernel(model: Any, schema: Schema) -> tuple[dict[str, Any], dict[s
     return facts, notes
 
 
+def _describe_linear(model: Any, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
+    """Facts about a partially linear model, and its coefficients."""
+    kinds = list(schema.kinds)
+    notes = {
+        kinds[index]: f"coefficient {value:.4g}, standard error {error:.3g}"
+        for index, value, error in zip(model.linear_, model.coef_, model.standard_error_, strict=True)
+    }
+    return {"rows": f"{len(model.row_index_):,}"}, notes
+
+
 def describe_quality(model: Any) -> list[str]:
     """How well rows are predicted from the others, compared with a constant prediction."""
     if len(model.row_index_) < 2:
         return []
-    score, rows = model.left_out_score(), model.rows_ if _is_strong(model) else model.smoother_
+    score = model.left_out_score()
     how = "left-out" if _is_strong(model) else "leave-one-out"
     if hasattr(model, "classes_"):
+        rows = model.rows_ if _is_strong(model) else model.smoother_
         frequency = np.average(rows.value, axis=0, weights=rows.weight).max()
         return [f"{how} accuracy: {score:.1%}; the most frequent class has {frequency:.1%}"]
     return [f"{how} R²: {score:.3f}; the mean has 0"]

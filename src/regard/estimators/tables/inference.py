@@ -29,16 +29,15 @@ _SAMPLES = 399
 class _Fitted:
     """What the methods below use of an estimator."""
 
-    smoother_: Smoother
-    columns_: Columns
-    scale_: Scale
-    single_: bool
-    X_: Floats
-    row_index_: Indices
-    random_state: Any
-    verbose: bool
-
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # at run time the annotations would be settings
+        smoother_: Smoother
+        columns_: Columns
+        scale_: Scale
+        single_: bool
+        X_: Floats
+        row_index_: Indices
+        random_state: Any
+        verbose: bool
 
         def _query(self, X: ArrayLike) -> Floats: ...  # noqa: N803
         def _encode(self, X: ArrayLike) -> Floats: ...  # noqa: N803

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from regard.data.columns import Columns, Floats, Scale, column_index
 from regard.data.tables import import_pandas
 from regard.estimators.common import threaded
 from regard.estimators.settings import seed_of
+from regard.estimators.tables.bandwidth import apply_rule
 from regard.estimators.tables.report import Cell, Report
 from regard.estimators.tables.significance import (
     MIN_ROWS,
@@ -95,7 +97,8 @@ class RegressionSummary:
                        the numeric columns and an indicator for each category
         samples        number of bootstrap samples, for each of which the linear model is fitted again
 
-        The statistic compares errors of neighbours (Hsiao, Li and Racine 2007), which the model's bandwidths define.
+        The statistic compares errors of neighbours (Hsiao, Li and Racine 2007), as the bandwidth defines them: that of
+        the model if it was given, else Scott's rule. One that was chosen by the targets would reject too often.
 
         >>> import numpy as np, regard
         >>> x = np.linspace(-1, 1, 100)[:, None]
@@ -108,6 +111,8 @@ class RegressionSummary:
         smoother = self._tested_smoother(samples)
         if callable(self.kernel) or self.kernel == "constant":
             raise ValueError(f"the test of a linear model needs a kernel by name, got kernel={self.kernel!r}")
+        if self.bandwidth is None or isinstance(self.bandwidth, str):
+            smoother = apply_rule(replace(smoother, kernel="gaussian"), "scott")
         seed = seed_of(self.random_state)
         if linear_model is None:
             rows = self.X_[self.row_index_]
