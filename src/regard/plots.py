@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 Floats = NDArray[np.float64]
+_Data = tuple[ArrayLike, ArrayLike]
 BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 CYCLE = (_ORANGE, _SKY, VERMILION, _GREEN, _PURPLE, BLUE)
 GREY, _INK = "#999999", "#333333"
@@ -72,18 +73,124 @@ def fit_curve(
     axes.scatter(x, y, s=22, color=GREY, edgecolors="white", linewidths=0.6, zorder=2, label="data")
     at = grid[order]
     if truth is not None:
-        line = _as_array("truth", truth, len(grid))[order]
-        axes.plot(at, line, color=_INK, linestyle=(0, (5, 2)), linewidth=1.4, zorder=3, label="truth")
+        axes.plot(
+            at,
+            _as_array("truth", truth, len(grid))[order],
+            color=_INK,
+            linestyle=(0, (5, 2)),
+            linewidth=1.4,
+            zorder=3,
+            label="truth",
+        )
     for index, (name, fit) in enumerate(predictions.items()):
         colour, line = CYCLE[index % len(CYCLE)], _as_array(name, fit, len(grid))[order]
         axes.plot(at, line, color=colour, linewidth=2.2, zorder=4, label=name)
         if spread is not None and name in spread:
             band = _as_array(f"spread of {name}", spread[name], len(grid))[order]
             axes.fill_between(at, line - band, line + band, color=colour, alpha=0.18, linewidth=0, zorder=1)
-    axes.set(xlabel="x", ylabel="y")
+    return _finish(axes, "x", "y")
+
+
+def fit_band(
+    grid: ArrayLike,
+    prediction: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    data: _Data | None = None,
+    label: str = "95 % band",
+    axes: "Axes | None" = None,
+) -> "Axes":
+    """A fit [m] over a grid [m], in any order, with a band about it, and the data (x [n], y [n]) if given.
+
+    >>> import numpy as np
+    >>> x = np.linspace(0, 5, 40)
+    >>> axes = fit_band(x, np.sin(x), np.sin(x) - 0.1, np.sin(x) + 0.1, data=(x, np.sin(x)))
+    >>> [text.get_text() for text in axes.get_legend().get_texts()]
+    ['data', '95 % band', 'fit']
+    """
+    grid = _as_array("grid", grid, "m")
+    order = np.argsort(grid, kind="stable")
+    line, low, high = (_as_array("prediction and band", each, len(grid))[order] for each in (prediction, lower, upper))
+    axes = axes or new_axes(7, 4.5)
+    _scatter(axes, data)
+    _shade(axes, grid[order], low, high, label, 0.22)
+    axes.plot(grid[order], line, color=BLUE, linewidth=2.2, zorder=4, label="fit")
+    return _finish(axes, "x", "y")
+
+
+def quantile_fan(
+    grid: ArrayLike, levels: ArrayLike, quantiles: ArrayLike, data: _Data | None = None, axes: "Axes | None" = None
+) -> "Axes":
+    """Quantiles [m, levels] over a grid [m]: the area between those as far from the middle, and the median as a line.
+
+    >>> axes = quantile_fan([0.0, 1.0], [0.1, 0.5, 0.9], [[0.0, 1.0, 2.0], [1.0, 2.0, 5.0]])
+    >>> [text.get_text() for text in axes.get_legend().get_texts()]
+    ['10 % to 90 %', 'median']
+    """
+    grid, levels = _as_array("grid", grid, "m"), _as_array("levels", levels, "levels")
+    quantiles = _as_array("quantiles", quantiles, len(grid), len(levels))
+    across, along = np.argsort(levels), np.argsort(grid, kind="stable")
+    levels, quantiles, at = levels[across], quantiles[along][:, across], grid[along]
+    axes = axes or new_axes(7, 4.5)
+    _scatter(axes, data)
+    pairs = len(levels) // 2
+    for index in range(pairs):
+        name = f"{100 * levels[index]:.3g} % to {100 * levels[-1 - index]:.3g} %"
+        axes.fill_between(
+            at,
+            quantiles[:, index],
+            quantiles[:, -1 - index],
+            color=BLUE,
+            alpha=0.14 + 0.12 * index,
+            linewidth=0,
+            zorder=3,
+            label=name,
+        )
+    if len(levels) % 2:
+        name = f"{100 * levels[pairs]:.3g} %".replace("50 %", "median")
+        axes.plot(at, quantiles[:, pairs], color=BLUE, linewidth=2.2, zorder=4, label=name)
+    return _finish(axes, "x", "y")
+
+
+def density_curve(
+    points: ArrayLike, density: ArrayLike, marks: Mapping[str, float] | None = None, axes: "Axes | None" = None
+) -> "Axes":
+    """A density [m] at points [m] in ascending order, with vertical lines at named numbers, such as the mean.
+
+    >>> axes = density_curve([0.0, 1.0, 2.0], [0.0, 1.0, 0.0], marks={"mode": 1.0})
+    >>> [text.get_text() for text in axes.get_legend().get_texts()]
+    ['mode 1']
+    """
+    points, density = (_as_array("points and density", part, "m") for part in (points, density))
+    axes = axes or new_axes(7, 3.5)
+    _shade(axes, points, np.zeros(len(points)), density, None, 0.18)
+    axes.plot(points, density, color=BLUE, linewidth=2.2)
+    for index, (name, number) in enumerate((marks or {}).items()):
+        axes.axvline(number, color=CYCLE[(index + 2) % 6], linewidth=1.4, label=f"{name} {number:.4g}")
+    axes.set_ylim(bottom=0)
+    return _finish(axes, "y", "density")
+
+
+def _shade(axes: "Axes", x: Floats, low: Floats, high: Floats, label: str | None, alpha: float) -> None:
+    axes.fill_between(x, low, high, color=BLUE, alpha=alpha, linewidth=0, zorder=3, label=label)
+
+
+def _finish(axes: "Axes", x: str, y: str) -> "Axes":
+    """Labels of the axes, and a legend if there is something to name."""
+    axes.set(xlabel=x, ylabel=y)
     axes.margins(x=0.02)
-    axes.legend(frameon=False, fontsize="small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize="small")
     return hide_frame(axes)
+
+
+def _scatter(axes: "Axes", data: _Data | None) -> None:
+    """The data behind a fit, if there are any; smaller dots for many."""
+    if data is None:
+        return
+    x, y = (_as_array("data", part, "n") for part in data)
+    size = 22 if len(x) < 300 else 6
+    axes.scatter(x, y, s=size, color=GREY, edgecolors="white", linewidths=0.02 * size, zorder=2, label="data")
 
 
 def weight_map(

@@ -34,7 +34,7 @@ except ImportError:
 
 from regard.cli.fit import AnySubject, FitGroup, subjects
 from regard.estimators import restore
-from regard.estimators.subject import say
+from regard.estimators.subject import parse_levels, say
 from regard.saving import read_folder
 
 _STOPPED = 130
@@ -119,6 +119,9 @@ def predict(  # noqa: PLR0913  # each argument is an option
     interval: Annotated[
         float | None, typer.Option(help="Add the ends of intervals that hold this share of new targets, such as 0.9.")
     ] = None,
+    quantiles: Annotated[
+        str, typer.Option(help="Add quantiles of the target: 0.05,0.5,0.95 (--model nadaraya-watson).")
+    ] = "",
     keep: Annotated[str, typer.Option(help="Columns of the table to copy beside the predictions: id,name")] = "",
     format: _Format = None,  # noqa: A002
 ) -> None:
@@ -130,8 +133,9 @@ def predict(  # noqa: PLR0913  # each argument is an option
         tables.table_suffix(out)
     model, schema, subject = _open_folder(folder)
     columns = frozenset(name for name, wanted in (("std", std), ("proba", proba), ("density", density)) if wanted)
+    levels = parse_levels(quantiles)
     with tables.as_file(table, format) as file:
-        predicted = subject.predict(model, schema, subject.read_inputs(model, schema, file), columns, interval)
+        predicted = subject.predict(model, schema, subject.read_inputs(model, schema, file), columns, interval, levels)
         if hasattr(subject, "compare"):
             predicted = subject.compare(model, schema, file, predicted, keep)
     tables.write_table(predicted, out)

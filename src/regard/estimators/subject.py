@@ -5,6 +5,7 @@ class derived from `Subject`, and one instance of it, `SUBJECT`. The command lin
 the folders, and makes `regard fit NAME` of the settings that the subject's data and its estimators declare.
 """
 
+import inspect
 import shutil
 import warnings
 from abc import ABC, abstractmethod
@@ -108,9 +109,15 @@ class Subject(ABC, Generic[Data, Schema, Inputs]):
         return None  # type: ignore[return-value]
 
     def predict(
-        self, model: Any, schema: Schema, inputs: Inputs, columns: frozenset[str], interval: float | None = None
+        self,
+        model: Any,
+        schema: Schema,
+        inputs: Inputs,
+        columns: frozenset[str],
+        interval: float | None = None,
+        quantiles: Sequence[float] = (),
     ) -> "DataFrame":
-        """Predictions, with the additional columns `std`, `proba` and `density`, and the ends of intervals.
+        """Predictions, with the additional columns `std`, `proba` and `density`, the ends of intervals, and quantiles.
 
         By default there are none.
         """
@@ -166,11 +173,18 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
         return schema.features(frame)
 
     def predict(
-        self, model: Any, schema: TableSchema, inputs: Inputs, columns: frozenset[str], interval: float | None = None
+        self,
+        model: Any,
+        schema: TableSchema,
+        inputs: Inputs,
+        columns: frozenset[str],
+        interval: float | None = None,
+        quantiles: Sequence[float] = (),
     ) -> "DataFrame":
         """The name of the bag if there are bags, the target, and what is added to it.
 
-        That is `target_std`, or `target_low` and `target_high`, `p_…` for each class, `log_density`.
+        That is `target_std`, `target_low` and `target_high`, `target_q0.05` for each quantile, `p_…` for each class,
+        `log_density`.
         """
         of_rows, classifies = columns & {"density", "std"}, hasattr(model, "classes_")
         if schema.bag is not None and of_rows:
@@ -179,20 +193,17 @@ class TableSubject(Subject[Data, TableSchema, Inputs]):
             raise ValueError("--proba is for classification; a regression of rows has --std")
         if "std" in columns and classifies:
             raise ValueError("--std is for regression; a classifier has --proba")
-        if interval is not None and (classifies or not hasattr(model, "calibration_")):
-            raise ValueError("--interval is for a regression by regard fit table, without --model nadaraya-watson")
+        if interval is not None and (classifies or not takes(model.predict, "interval")):
+            raise ValueError("--interval is for a regression by regard fit table")
+        if quantiles and (classifies or not takes(model.predict, "quantiles")):
+            raise ValueError("--quantiles is for a regression by regard fit table --model nadaraya-watson")
         if of_rows and not hasattr(model, "log_density"):
             raise ValueError(f"--{max(of_rows)} is for --model nadaraya-watson; this model has --interval 0.9")
         table = {} if schema.bag is None else {schema.bag: inputs.names}  # type: ignore[attr-defined]
         if classifies:
             table |= _predict_classes(model, inputs, "proba" in columns, taken=list(table))
         else:
-            if interval is not None:
-                parts = dict(zip(("", "_low", "_high"), model.predict(inputs, interval=interval), strict=True))
-            elif "std" in columns:
-                parts = dict(zip(("", "_std"), model.predict(inputs, return_std=True), strict=True))
-            else:
-                parts = {"": model.predict(inputs)}
+            parts = _predict_numbers(model, inputs, "std" in columns, interval, quantiles)
             names = [f"{name}{suffix}" for suffix in parts for name in model.targets_]
             numbers = [
                 column for part in parts.values() for column in part.reshape(len(part), -1).T
@@ -265,6 +276,40 @@ def _say_score(model: Any, truth: "Series", predicted: "Series") -> None:
     known = truth.notna()
     if known.sum() > 1:
         say(f"R² on {known.sum():,} rows with a target: {r2_score(truth[known], predicted[known]):.3f}")
+
+
+def parse_levels(text: str) -> list[float]:
+    """Levels of quantiles as typed: 0.05,0.5,0.95.
+
+    >>> parse_levels("0.05, 0.5")
+    [0.05, 0.5]
+    """
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"--quantiles must be numbers such as 0.05,0.5,0.95, got {text!r}") from None
+
+
+def takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether a function has an argument of this name."""
+    return argument in inspect.signature(function).parameters
+
+
+def _predict_numbers(
+    model: Any, inputs: Any, std: bool, interval: float | None, quantiles: Sequence[float]
+) -> dict[str, Any]:
+    """Predictions, standard deviations, ends of intervals and quantiles, by what is added to the target's name."""
+    parts: dict[str, Any] = {}
+    if interval is not None:
+        parts |= zip(("", "_low", "_high"), model.predict(inputs, interval=interval), strict=True)
+    if std:
+        parts |= zip(("", "_std"), model.predict(inputs, return_std=True), strict=True)
+    if not parts:
+        parts[""] = model.predict(inputs)
+    if quantiles:
+        found = model.predict(inputs, quantiles=quantiles)
+        parts |= {f"_q{level:g}": found[..., index] for index, level in enumerate(quantiles)}
+    return parts
 
 
 def _predict_classes(model: Any, inputs: Any, proba: bool, taken: Sequence[str]) -> dict[str, Any]:

@@ -472,7 +472,19 @@ def test_what_a_model_does_not_predict_raises(here):
     run("fit", "table", "houses.csv", "--target", "price", "--effort", "low", "--out", "model")
     assert "--std is for --model nadaraya-watson" in refused("predict", "model", "new.csv", "--std")
     assert "interval must be a number above 0 and below 1" in refused("predict", "model", "new.csv", "--interval", "90")
+    assert "--quantiles is for a regression" in refused("predict", "model", "new.csv", "--quantiles", "0.5")
+
+
+def test_quantiles_and_intervals_of_kernel_regression(here, houses):
     run("fit", "table", *KERNEL, "houses.csv", "--target", "price", "--out", "model")
+    predicted = frame_of(run("predict", "model", "new.csv", "--quantiles", "0.05,0.5", "--interval", "0.9", "--std"))
+    assert predicted.columns.tolist() == [f"price{end}" for end in ("", "_low", "_high", "_std", "_q0.05", "_q0.5")]
+    model = regard.load("model")
+    new = pd.read_csv("new.csv")[list(model.feature_names_in_)]
+    np.testing.assert_allclose(predicted.iloc[:, :3].to_numpy().T, model.predict(new, interval=0.9), rtol=1e-6)
+    np.testing.assert_allclose(predicted.iloc[:, 4:], model.predict(new, quantiles=[0.05, 0.5]), rtol=1e-6)
+    assert "quantiles must be numbers above 0 and below 1" in refused("predict", "model", "new.csv", "--quantiles", "5")
+    assert "--quantiles must be numbers such as 0.05" in refused("predict", "model", "new.csv", "--quantiles", "half")
 
 
 def test_a_table_comes_from_stdin_or_from_a_file_of_any_name(here, houses):

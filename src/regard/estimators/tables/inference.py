@@ -5,7 +5,7 @@ of one attention. The computations are in `distribution`, `intervals`, `bands` a
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,9 +21,23 @@ from regard.estimators.tables.effects import effects_with_errors
 from regard.estimators.tables.intervals import fit_intervals
 from regard.estimators.tables.smoother import Indices, Smoother, marginal_effects
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Result = TypeVar("Result")
+_GRID = 200
+"""Number of rows along a column in a picture."""
 _SAMPLES = 399
 """Samples of errors behind standard errors of marginal effects."""
+
+
+class _Line(NamedTuple):
+    """Rows along a column, for a picture."""
+
+    grid: Floats  # [m]
+    query: Floats  # [m, d]
+    name: str
+    data: tuple[Floats, Floats] | None
 
 
 class _Fitted:
@@ -34,6 +48,7 @@ class _Fitted:
         columns_: Columns
         scale_: Scale
         single_: bool
+        targets_: list[str]
         X_: Floats
         row_index_: Indices
         random_state: Any
@@ -283,6 +298,101 @@ class RegressionInference(KernelInference):
             raise ValueError(f"n must be a positive whole number, got {n!r}")
         drawn = self._once(fit_distribution).draws(self._query(X), int(n), self._seed(random_state), self.verbose)
         return drawn[..., 0] if self.single_ else drawn
+
+    def plot_bands(
+        self,
+        column: int = 0,
+        level: float = 0.95,
+        *,
+        kind: Literal["pointwise", "simultaneous"] = "simultaneous",
+        target: int = 0,
+        axes: "Axes | None" = None,
+    ) -> "Axes":
+        """The fit along a numeric column with its band: the partial effect, if there are others.
+
+        The other columns are at their medians, categories at the most frequent one; then the data are not shown.
+
+        >>> import numpy as np, regard
+        >>> x = np.linspace(0, 1, 50)[:, None]
+        >>> model = regard.NadarayaWatson(order=1, bandwidth=0.2).fit(x, x[:, 0] + np.tile([-0.1, 0.1], 25))
+        >>> model.plot_bands().get_legend_handles_labels()[1]
+        ['data', '95 % simultaneous band', 'fit']
+        """
+        from regard.plots import fit_band
+
+        line = self._line(column, target)
+        _check_bands(level, kind, "bootstrap", "corrected", _SAMPLES)
+        errors = ErrorSamples(self._once(error_sizes), _SAMPLES, self._seed(None))
+        found = fit_bands(BIAS["corrected"](self.smoother_), line.query, level, errors, kind, "bootstrap", self.verbose)
+        fit, low, high = (part[:, target] for part in found)
+        axes = fit_band(line.grid, fit, low, high, data=line.data, label=f"{100 * level:g} % {kind} band", axes=axes)
+        axes.set(xlabel=line.name, ylabel=self.targets_[target])
+        return axes
+
+    def plot_quantiles(
+        self,
+        column: int = 0,
+        quantiles: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
+        *,
+        target: int = 0,
+        axes: "Axes | None" = None,
+    ) -> "Axes":
+        """Quantiles of the target along a numeric column, as a fan; the other columns as in `plot_bands`.
+
+        >>> import numpy as np, regard
+        >>> x = np.linspace(0, 1, 50)[:, None]
+        >>> model = regard.NadarayaWatson(bandwidth=0.2).fit(x, x[:, 0] + np.tile([-0.1, 0.1], 25))
+        >>> model.plot_quantiles(quantiles=[0.1, 0.5, 0.9]).get_legend_handles_labels()[1]
+        ['data', '10 % to 90 %', 'median']
+        """
+        from regard.plots import quantile_fan
+
+        line, levels = self._line(column, target), _levels(quantiles)
+        found = self._once(fit_distribution).quantiles(line.query, levels, self.verbose)[:, target]
+        axes = quantile_fan(line.grid, levels, found, data=line.data, axes=axes)
+        axes.set(xlabel=line.name, ylabel=self.targets_[target])
+        return axes
+
+    def plot_density(self, X: ArrayLike, *, target: int = 0, axes: "Axes | None" = None) -> "Axes":  # noqa: N803
+        """The density of the target at one row, with the prediction, the median and the mode.
+
+        >>> import numpy as np, regard
+        >>> x = np.linspace(0, 1, 50)[:, None]
+        >>> model = regard.NadarayaWatson(bandwidth=0.2).fit(x, x[:, 0] + np.tile([-0.1, 0.1], 25))
+        >>> model.plot_density([[0.5]]).get_xlabel()
+        'y'
+        """
+        from regard.plots import density_curve
+
+        query, distribution, width = self._query(X), self._once(fit_distribution), self._density_bandwidth(None)
+        if len(query) != 1:
+            raise ValueError(f"plot_density takes one row, got {len(query)}")
+        ends = distribution.quantiles(query, np.array([0.001, 0.5, 0.999]), self.verbose)[0, target]
+        points = np.linspace(ends[0] - 3 * width[target], ends[2] + 3 * width[target], 300)
+        density = distribution.density(query, points, width)[0, target]
+        mode = float(distribution.modes(query, width)[0, target])
+        prediction = float(self.smoother_.predict(query).mean[0, target])
+        axes = density_curve(points, density, {"prediction": prediction, "median": float(ends[1]), "mode": mode}, axes)
+        axes.set_xlabel(self.targets_[target])
+        return axes
+
+    def _line(self, column: int, target: int) -> "_Line":
+        """Rows along a column, the others at their medians or most frequent categories."""
+        check_is_fitted(self, "smoother_")
+        rows, names = self.X_[self.row_index_], self.columns_.names
+        if column not in self.columns_.numbers:
+            raise ValueError(f"column must be that of a numeric one, {list(self.columns_.numbers)}, got {column!r}")
+        if not 0 <= target < len(self.targets_):
+            raise ValueError(f"target must be at least 0 and below {len(self.targets_)}, got {target!r}")
+        middle = np.median(rows, axis=0)
+        for code in self.columns_.codes:
+            middle[code] = np.bincount(rows[:, code].astype(int)).argmax()
+        grid = np.linspace(rows[:, column].min(), rows[:, column].max(), _GRID)
+        points = np.tile(middle, (_GRID, 1))
+        points[:, column] = grid
+        data = (rows[:, column], self.smoother_.value[:, target]) if len(names) == 1 else None
+        name = names[column] if hasattr(self, "feature_names_in_") else f"x{column}"
+        return _Line(grid, self._rows(points), str(name), data)
 
     def _density_bandwidth(self, bandwidth: float | None) -> Floats:
         """The bandwidth of the density for each target, [c]."""
