@@ -2,21 +2,31 @@
 
     python -m benchmarks.statistics_tests --only speed
     python -m benchmarks.statistics_tests --only size --replications 1000
+    python -m benchmarks.statistics_tests --only curves --data FOLDER
 
 Size is the fraction of simulated tables without the effect, power of those with it, in which the test rejects at the
 5 % level. Two standard errors of a size of 5 % are 1.9 points of 500 replications, 1.4 of 1,000. x₁ and x₂ are normal,
 with correlation 0.6 where it says so; errors are normal, or exp(x₂/2) times as large; the category has four levels.
+
+"curves" compares fits and degrees of freedom with R's locfit, KernSmooth and mgcv (Debian's r-cran-locfit,
+r-cran-kernsmooth and r-cran-mgcv) on FOLDER/curves, whose files `benchmarks.kernel_quality` names. The bandwidth is
+by cross-validation. Differences are the largest at the rows, in standard deviations of y.
 """
 
 import argparse
+import shutil
+import subprocess
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.kernel_quality import CURVES
 from regard.estimators import NadarayaWatson
 
 Floats = NDArray[np.float64]
@@ -131,7 +141,48 @@ def speed(options: argparse.Namespace) -> Iterator[str]:
         yield f"a bootstrap sample: {1e3 * ours:.2f} ms, statsmodels {1e3 * theirs:.0f} ms, ratio {theirs / ours:.0f}"
 
 
-ROWS = {"speed": speed, "size": size}
+R_SCRIPT = """
+suppressMessages({library(locfit); library(KernSmooth); library(mgcv)})
+folder <- commandArgs(TRUE)[1]; h <- as.numeric(commandArgs(TRUE)[2]); degree <- as.integer(commandArgs(TRUE)[3])
+d <- read.csv(file.path(folder, "rows.csv"))
+# The Gaussian of locfit is exp(-(2.5 u)^2 / 2).
+f <- locfit(y ~ lp(x, h = 2.5 * h, deg = degree), data = d, kern = "gauss", ev = dat(), maxk = 20000)
+k <- locpoly(d$x, d$y, degree = degree, bandwidth = h, gridsize = 4001, range.x = range(d$x))
+g <- gam(y ~ s(x), data = d)
+write.csv(data.frame(locfit = fitted(f), freedom = f$dp["df1"], binned = approx(k$x, k$y, d$x)$y, gam = fitted(g),
+  gam_freedom = sum(g$edf)), file.path(folder, "fit.csv"))
+"""
+
+
+def curves(options: argparse.Namespace) -> Iterator[str]:
+    """Fits and degrees of freedom of four curves compared with R."""
+    import pandas as pd
+
+    if options.data is None or shutil.which("Rscript") is None:
+        yield "curves needs --data FOLDER and R, see --help"
+        return
+    yield f"{'':<8} {'order':>5} {'width':>7} {'df':>7} {'locfit df':>10} {'gam df':>7}" + "".join(
+        f" {name:>11}" for name in ("locfit", "KernSmooth", "gam")
+    )
+    for name, (file, x_name, y_name) in CURVES.items():
+        frame = pd.read_csv(options.data / "curves" / file, sep=r"\s+" if file.endswith(".txt") else ",")
+        x, y = (frame[column].to_numpy(dtype=float) for column in (x_name, y_name))
+        for order in (0, 1):
+            width = float(NadarayaWatson("cv", order=order, verbose=False).fit(x[:, None], y).bandwidth_[0])
+            model = NadarayaWatson(width, order=order, tol=1e-9).fit(x[:, None], y)
+            fit, freedom = model.predict(x[:, None]), model.summary().facts["Degrees of freedom, exact"]
+            with tempfile.TemporaryDirectory() as folder:
+                pd.DataFrame({"x": x, "y": y}).to_csv(f"{folder}/rows.csv", index=False)
+                words = ["Rscript", "-e", R_SCRIPT, folder, repr(width), str(order)]
+                subprocess.run(words, check=True, capture_output=True)
+                peer = pd.read_csv(f"{folder}/fit.csv")
+            yield (
+                f"{name:<8} {order:>5} {width:>7.3g} {freedom:>7} {peer.freedom[0]:>10.4g} {peer.gam_freedom[0]:>7.3g}"
+                + "".join(f" {np.abs(fit - peer[of]).max() / y.std():>11.1e}" for of in ("locfit", "binned", "gam"))
+            )
+
+
+ROWS = {"speed": speed, "size": size, "curves": curves}
 
 
 def main() -> None:
@@ -140,6 +191,7 @@ def main() -> None:
     parser.add_argument("--case", default="", help="part of the name of a simulated case")
     parser.add_argument("--replications", type=int, default=500)
     parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--data", type=Path, help="folder that contains curves/")
     options = parser.parse_args()
     for name, row in ROWS.items():
         if options.only in name:
