@@ -27,6 +27,7 @@ from scipy.optimize import minimize
 from regard.data.columns import Columns, Floats, effective_count, standard_deviation
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.metric_learning import Rows, best_exponent, learn_metric
+from regard.estimators.tables.single_index import learn_index
 from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother, category_bandwidth
 from regard.kernels import KERNELS
 from regard.progress import ProgressBar
@@ -72,8 +73,8 @@ def check_automatic(kernel: object, metric: str) -> None:
     """Raise unless the default bandwidth, one for each column, can be chosen."""
     if callable(kernel):
         raise ValueError("bandwidth='auto' needs a kernel by name; for a score of your own give a number")
-    if metric == "full":
-        raise ValueError("metric='full' is learned by gradient: it needs bandwidth='learn', got bandwidth='auto'")
+    if metric in ("full", "index"):
+        raise ValueError(f"metric={metric!r} is learned by gradient: it needs bandwidth='learn', got bandwidth='auto'")
 
 
 _Choice = tuple[Smoother, float | None, tuple[History, ...]]
@@ -87,7 +88,7 @@ def choose_bandwidth(
     if metric != "scalar" and not (isinstance(bandwidth, str) and bandwidth in (*_SEARCHES, "learn")):
         raise ValueError(
             f"metric={metric!r} says what is searched or learned: it needs bandwidth='cv' or 'aicc' for one a column,"
-            f" or 'learn' for a matrix too, got bandwidth={bandwidth!r}"
+            f" or 'learn' for a matrix or an index too, got bandwidth={bandwidth!r}"
         )
     if not isinstance(bandwidth, str):
         return _set_bandwidth(smoother, columns, bandwidth), None, ()
@@ -96,8 +97,10 @@ def choose_bandwidth(
     if bandwidth in _RULES:
         return apply_rule(smoother, bandwidth), None, ()
     if bandwidth in _SEARCHES:
-        if metric == "full":
-            raise ValueError(f"metric='full' is learned by gradient: bandwidth='learn', got bandwidth={bandwidth!r}")
+        if metric in ("full", "index"):
+            raise ValueError(
+                f"metric={metric!r} is learned by gradient: bandwidth='learn', got bandwidth={bandwidth!r}"
+            )
         return *_search_bandwidth(smoother, bandwidth, metric, seed_of(random_state), progress), ()
     return _learn_bandwidth(smoother, metric, seed_of(random_state), progress)
 
@@ -287,6 +290,8 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
         raise ValueError(f"bandwidth='learn' needs two rows, got n_samples={len(smoother.rows)}: give a number")
     if callable(smoother.kernel):
         raise ValueError("bandwidth='learn' needs a kernel by name; train a score of your own with regard.attend")
+    if metric == "index":
+        return _learn_direction(smoother, seed, progress)
     unit = smoother.bandwidth  # that of the rule
     points = torch.as_tensor(np.hstack([smoother.numeric / unit, smoother.codes]))
     weight = None if smoother.weight is None else torch.as_tensor(smoother.weight)
@@ -308,3 +313,11 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
     errors = {ridge: leave_one_out_error(replace(smoother, ridge=ridge), rows) for ridge in ridges}
     ridge = min(errors, key=errors.__getitem__)
     return replace(smoother, ridge=ridge), errors[ridge], learned.history
+
+
+def _learn_direction(smoother: Smoother, seed: int, progress: bool) -> _Choice:
+    """A bandwidth matrix for one direction, then the best multiple and ridge for the kernel and order of the model."""
+    if len(smoother.category_bandwidth) or len(smoother.bandwidth) < 2:
+        raise ValueError("metric='index' needs two numeric columns and no category: make indicators of categories")
+    smoother = replace(smoother, bandwidth=learn_index(smoother, seed, progress))
+    return *_search_bandwidth(smoother, "cv", "scalar", seed, progress), ()

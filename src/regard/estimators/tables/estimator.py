@@ -82,7 +82,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
         parse=parse_bandwidth,
     )
     kernel: Kernel = setting("shape of the weights", default="gaussian", check=_check_kernel)
-    metric: Literal["scalar", "diagonal", "full"] = setting("of the bandwidth", default="scalar")
+    metric: Literal["scalar", "diagonal", "full", "index"] = setting("of the bandwidth", default="scalar")
     scale: Literal["auto", "rank", "standard"] | None = setting(
         "units: auto (none, or rank), rank, standard", default="auto"
     )
@@ -355,7 +355,7 @@ class NadarayaWatson(  # type: ignore[misc]
     kernel      "constant" predicts the mean; or a score of your own, called with rows divided by the bandwidth, which
                 is then 1 by default
     metric      of "cv", "aicc" and "learn". "scalar": one factor on the columns' deviations; "diagonal": one bandwidth
-                per column; "full": a matrix, for "learn" only
+                per column; "full": a matrix, "index": one direction, for "learn" only
     order       lines have no bias at the edges of the data
     scale       "standard": standard deviations; "rank": normal scores by rank; "auto": what predicts rows left out
                 better, None or "rank", for the default bandwidth; None for any other

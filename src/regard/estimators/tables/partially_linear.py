@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import (
@@ -30,7 +29,7 @@ from regard.estimators.settings import Seeded, check_settings, setting, with_set
 from regard.estimators.tables.bandwidth import Bandwidth, check_bandwidth, parse_bandwidth
 from regard.estimators.tables.estimator import NadarayaWatson
 from regard.estimators.tables.evidence import Evidence, check_no_words
-from regard.estimators.tables.report import Report
+from regard.estimators.tables.report import Report, coefficient_table
 
 _LEAST_SPREAD = 1e-6
 """Least standard deviation of a linear column that the smooth ones do not explain, as a fraction of its own."""
@@ -189,18 +188,6 @@ class PartiallyLinear(RegressorMixin, Seeded, SavedEstimator):  # type: ignore[m
         ['coef', 'std err', 't', 'P>|t|', '[0.025', '0.975]']
         """
         check_is_fitted(self)
-        error = self.standard_error_
-        with np.errstate(divide="ignore", invalid="ignore"):
-            t = self.coef_ / error
-        reach = stats.t.ppf(0.975, self.freedom_) * error
-        columns = {
-            "coef": self.coef_,
-            "std err": error,
-            "t": t,
-            "P>|t|": 2 * stats.t.sf(np.abs(t), self.freedom_),
-            "[0.025": self.coef_ - reach,
-            "0.975]": self.coef_ + reach,
-        }
         smooth = self.smooth_.summary().facts
         facts = {
             "Rows": smooth["Rows"],
@@ -210,7 +197,7 @@ class PartiallyLinear(RegressorMixin, Seeded, SavedEstimator):  # type: ignore[m
             "R² of rows left out": f"{self.left_out_score():.4g}",
         }
         names = [self.column_names_[index] for index in self.linear_]
-        table = {name: column.tolist() for name, column in columns.items()}
+        table = coefficient_table(self.coef_, self.standard_error_, self.freedom_)
         return Report(f"PartiallyLinear of {self.targets_[0]}", facts, names, table)
 
     def _whole(self, X: ArrayLike) -> Any:  # noqa: N803

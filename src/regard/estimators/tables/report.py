@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from regard.data.columns import Floats
 from regard.data.tables import import_pandas
 
 if TYPE_CHECKING:
@@ -68,6 +71,24 @@ class Report:
     def _cells(self) -> list[list[str]]:
         """The cells of the table as text, row by row."""
         return [[_shown(column[row]) for column in self.table.values()] for row in range(len(self.names))]
+
+
+def coefficient_table(coefficient: Floats, error: Floats, freedom: int) -> dict[str, list[float]]:
+    """Coefficients with standard errors, t, p-values and 95 % intervals, as statsmodels has them."""
+    from scipy import stats  # it takes long to import
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = coefficient / error
+    reach = stats.t.ppf(0.975, freedom) * error
+    columns = {
+        "coef": coefficient,
+        "std err": error,
+        "t": t,
+        "P>|t|": 2 * stats.t.sf(np.abs(t), freedom),
+        "[0.025": coefficient - reach,
+        "0.975]": coefficient + reach,
+    }
+    return {name: column.tolist() for name, column in columns.items()}
 
 
 def _shown(cell: Cell) -> str:

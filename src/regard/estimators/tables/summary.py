@@ -15,7 +15,7 @@ from regard.data.tables import import_pandas
 from regard.estimators.common import threaded
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.bandwidth import apply_rule
-from regard.estimators.tables.report import Cell, Report
+from regard.estimators.tables.report import Cell, Report, coefficient_table
 from regard.estimators.tables.significance import (
     MIN_ROWS,
     Result,
@@ -24,6 +24,7 @@ from regard.estimators.tables.significance import (
     least_squares,
     specification_test,
 )
+from regard.estimators.tables.single_index import direction_covariance, direction_of
 from regard.estimators.tables.smoother import Smoother
 
 _TEST_NOTE = "p: wild bootstrap of the fit without the column, {:,} samples."
@@ -41,6 +42,7 @@ class RegressionSummary:
         targets_: list[str]
         kernel: Any
         bandwidth: Any
+        metric: str
         random_state: Any
         verbose: bool
         bandwidth_: Floats
@@ -126,6 +128,31 @@ class RegressionSummary:
             refit, leverage = self._refit(linear_model), np.zeros(len(smoother.rows))
         fitted = smoother.value - refit(smoother.value)
         return specification_test(smoother, fitted, leverage, refit, samples, seed, self.verbose)
+
+    @threaded
+    def index_summary(self) -> Report:
+        """The direction of `metric="index"`, of length 1, with standard errors: a table as `PartiallyLinear` has it.
+
+        The standard errors are those of Ichimura (1993), for errors of unequal size. The units are those of `scale`.
+
+        >>> import numpy as np, regard
+        >>> random = np.random.default_rng(0)
+        >>> x = random.normal(size=(150, 2))
+        >>> y = np.sin(0.6 * x[:, 0] + 0.8 * x[:, 1]) + 0.1 * random.normal(size=150)
+        >>> model = regard.NadarayaWatson(bandwidth="learn", metric="index").fit(x, y)
+        >>> model.index_summary().to_frame()["coef"].round(1).tolist()
+        [0.6, 0.8]
+        """
+        if self.metric != "index":
+            raise ValueError(f"index_summary is of metric='index', got metric={self.metric!r}")
+        smoother = self.smoother_
+        if smoother.value.shape[1] != 1:
+            raise ValueError(f"standard errors are of one target, got {smoother.value.shape[1]}: fit a model for each")
+        error = np.sqrt(np.diag(direction_covariance(smoother)))
+        width = float(np.linalg.eigvalsh(smoother.bandwidth)[0])
+        facts = {"Rows": f"{len(smoother.rows):,}", "Bandwidth of the index": f"{width:.4g}"}
+        table = coefficient_table(direction_of(smoother), error, len(smoother.rows) - len(error))
+        return Report(f"Single index of {self.targets_[0]}", facts, self._labels(), table)
 
     @threaded
     def summary(self, *, significance: bool = False, samples: int = 399) -> Report:
