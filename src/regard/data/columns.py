@@ -392,9 +392,11 @@ def _read_category(column: "Series | _Cells", ordered: bool) -> Category:
 
 
 def _as_value(value: object) -> Value | None:
-    """A cell as a plain Python value; 1 and 1.0 and True are one category."""
+    """A cell as a plain Python value, None if it is missing; 1 and 1.0 and True are one category."""
     value = value.item() if isinstance(value, np.generic) else value
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    if is_missing(value):
+        return None
+    return value if isinstance(value, str | int | float | bool) else str(value)
 
 
 def is_missing(value: object) -> bool:

@@ -49,8 +49,8 @@ _DATE = r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ 
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)"
 _DATE_TYPES = ("date", "datetime", "datetime64", "period", "time", "timedelta", "timedelta64")
 """The names that pandas has for dates and times."""
-_NUMBER_TYPES = ("integer", "floating", "mixed-integer-float", "decimal")
-"""The names that pandas has for the contents of a column of objects that are numbers."""
+_NUMBER_TYPES = ("integer", "floating", "mixed-integer-float", "decimal", "empty")
+"""The names that pandas has for the contents of a column of objects that are numbers, or all missing."""
 CATEGORICAL_OR_DROP, DROP = "name the column in --categorical or --drop", "name the column in --drop"
 """What else to do with a column, in a table of rows and in a table of bags."""
 
@@ -344,12 +344,16 @@ def check_no_dates(frame: "DataFrame", otherwise: str) -> None:
 def holds_dates(column: "Series") -> bool:
     """Whether a column holds dates, or text that is dates as ISO 8601 writes them."""
     pd = import_pandas()
-    if column.dtype.kind == "M" or pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64"):
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if column.dtype.kind == "M" or kind in ("date", "datetime", "datetime64"):
         return True
     known = column.dropna()
-    if not is_text(column) or not len(known) or not known.iloc[:1].str.match(_ISO_DATE).all():
+    if kind != "string" or not len(known) or not known.iloc[:1].str.match(_ISO_DATE).all():
         return False
-    return bool(known.str.match(_ISO_DATE).all() and pd.to_datetime(known, errors="coerce", utc=True).notna().all())
+    return bool(
+        known.str.match(_ISO_DATE).all()
+        and pd.to_datetime(known, errors="coerce", utc=True, format="ISO8601").notna().all()
+    )
 
 
 def row_location(frame: "DataFrame", index: int) -> str:

@@ -276,9 +276,9 @@ def largest_weights(weight: NDArray[np.float64], top: int) -> tuple[NDArray[np.i
 
 
 def target_names(y: Any) -> list[str] | None:
-    """The names of targets that are a frame or a series of pandas."""
+    """The names of targets that are a frame or a series of pandas or polars, or a table of Arrow."""
     if hasattr(y, "columns"):
-        return [str(name) for name in y.columns]
+        return [str(name) for name in getattr(y, "column_names", y.columns)]
     name = getattr(y, "name", None)
     return None if name is None else [str(name)]
 

@@ -40,7 +40,7 @@ from regard.estimators.tables.calibration import Intervals, fit_intervals
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, largest_rows, row_labels
 from regard.estimators.tables.explanation import Explanation, column_effects
 from regard.estimators.tables.inputs import Encoder, expand_dates
-from regard.estimators.tables.members.base import Rows
+from regard.estimators.tables.members.base import Rows, target_units
 from regard.estimators.tables.stacking import EFFORTS, fit_stack, restore_stack, stack_arrays
 from regard.estimators.tables.temperature import Temperature, fit_temperature
 from regard.saving import to_json
@@ -75,7 +75,8 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         check_settings(self)
         frame = as_frame(X)
         self.labels_ = row_labels(frame)
-        table, self.date_parts_ = expand_dates(frame)
+        named = () if self.categorical is None or isinstance(self.categorical, str) else self.categorical
+        table, self.date_parts_ = expand_dates(frame, categorical=named)
         self.columns_ = find_columns(table, self.categorical, None)
         return self.columns_.encode(table, allow_missing=True)
 
@@ -88,7 +89,7 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         assert is_frame(table)
         width = table.shape[1] - len(self.date_parts_)
         _, target = validate_data(self, table.iloc[:, :width], y, **options)
-        return np.array(table, dtype=np.float64), target
+        return table.to_numpy(dtype=np.float64, na_value=np.nan, copy=True), target
 
     def _fit_cells(self, cells: Floats, value: Floats, weight: Floats | None) -> None:
         """Fit the stack to cells [n, d] and targets [n, c]."""
@@ -103,7 +104,11 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         self.row_index_ = keep
         self.cells_ = cells
         self.encoder_ = Encoder.fit(cells[keep], self.columns_)
-        rows = Rows(self.encoder_(cells[keep]), value[keep], np.ones(len(keep)) if weight is None else weight[keep])
+        relative = np.ones(len(keep))
+        if weight is not None:
+            relative = weight[keep] / weight[keep].max()
+            relative /= relative.mean()
+        rows = Rows(self.encoder_(cells[keep]), value[keep], relative)
         with self._threads():
             fitted = fit_stack(rows, EFFORTS[self.effort], classify=classify, seed=seed, progress=self.verbose)
             self.stack_, self.left_out_, self.rows_ = fitted.stack, fitted.left_out, rows
@@ -134,10 +139,12 @@ class _AttentionEstimator(Seeded, SavedEstimator):
             validate_data(self, frame, reset=False, skip_check_array=True)
         table = self.columns_.encode(expand_dates(frame, set(self.date_parts_.values()))[0], allow_missing=True)
         width = self.n_features_in_
-        if hasattr(table, "iloc"):
+        cells: Floats
+        if is_frame(table):
             validate_data(self, table.iloc[:, :width], reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-            return np.asarray(table, dtype=np.float64)
-        cells: Floats = validate_data(self, table, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+            cells = table.to_numpy(dtype=np.float64, na_value=np.nan)
+            return cells
+        cells = validate_data(self, table, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         return cells
 
     def _scores(self, cells: Floats) -> Floats:
@@ -274,7 +281,7 @@ def shown_cells(cells: Floats, category: Category | None, is_date: bool) -> Labe
         shown: Labels = values[np.where(missing | (cells < 0), len(values) - 1, cells).astype(int)]
         return shown
     if is_date:
-        return np.where(missing, np.nan, cells * 86_400).astype("datetime64[s]")
+        return np.rint(cells * 86_400).astype("datetime64[s]")
     if not missing.any() and (cells == np.rint(cells)).all() and np.abs(cells).max(initial=0) < 2**53:
         return cells.astype(int)
     return cells
@@ -338,7 +345,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, _AttentionEstimator):
     def left_out_score(self) -> float:
         """R² of the training rows, each predicted by members that have not seen it: an estimate of `score`."""
         check_is_fitted(self, "stack_")
-        return float(r2_score(self.rows_.value, self.left_out_, sample_weight=self.rows_.weight))
+        unit = target_units(self.rows_.value)
+        return float(r2_score(unit * self.rows_.value, unit * self.left_out_, sample_weight=self.rows_.weight))
 
     def _squeeze(self, mean: Floats) -> Floats:
         """[m, 1] to [m], if the targets were [n]."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.estimators.tables.members.base import Floats, Inputs, Rows
+from regard.estimators.tables.members.base import Floats, Inputs, Rows, target_units
 from regard.estimators.tables.members.trees import BoostedTrees
 from regard.estimators.tables.stacking import training_rows
 
@@ -29,6 +29,7 @@ class Intervals:
 
     scores: Floats  # [n, c]
     least: Floats  # [c]  least expected size
+    unit: Floats  # [c]  what residuals were multiplied by
     members: tuple[BoostedTrees, ...]  # one per fold; without any the expected size is `least`
 
     def sizes(self, query: Inputs) -> Floats:
@@ -46,7 +47,7 @@ class Intervals:
         tail = (1 - level) / 2
         low = max(0, int(np.floor(tail * (count + 1))) - 1)
         sizes = self.sizes(query)
-        return sizes * self.scores[low], sizes * self.scores[count - 1 - low]
+        return sizes * self.scores[low] / self.unit, sizes * self.scores[count - 1 - low] / self.unit
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What was learned."""
@@ -55,7 +56,8 @@ class Intervals:
             for number, member in enumerate(self.members)
             for name, array in member.arrays().items()
         }
-        return {"scores": self.scores, "least": self.least, "members": np.array(len(self.members)), **trees}
+        own = {"scores": self.scores, "least": self.least, "unit": self.unit, "members": np.array(len(self.members))}
+        return own | trees
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
@@ -65,17 +67,19 @@ class Intervals:
             prefix = f"{number}."
             own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
             members.append(BoostedTrees.from_arrays(own))
-        return cls(arrays["scores"], arrays["least"], tuple(members))
+        return cls(arrays["scores"], arrays["least"], arrays["unit"], tuple(members))
 
 
 def fit_intervals(rows: Rows, left_out: Floats, fold: NDArray[np.int64], seed: int) -> Intervals:
     """Intervals from the predictions [n, c] for rows left out."""
     residual = rows.value - left_out
+    unit = target_units(residual)
+    residual *= unit
     size = np.abs(residual)
     least = np.median(size, axis=0)
     least = np.where(least > 0, least, np.maximum(size.mean(axis=0), np.finfo(float).tiny))
     if len(residual) < _FEW:
-        return Intervals(np.sort(residual / least, axis=0), least, ())
+        return Intervals(np.sort(residual / least, axis=0), least, unit, ())
     expected, members = np.empty_like(size), []
     for number in range(int(fold.max()) + 1):
         seen = training_rows(fold, number)
@@ -84,4 +88,4 @@ def fit_intervals(rows: Rows, left_out: Floats, fold: NDArray[np.int64], seed: i
         members.append(member)
     least = _LEAST_SIZE * least
     scores = residual / np.maximum(expected, least)
-    return Intervals(np.sort(scores, axis=0), least, tuple(members))
+    return Intervals(np.sort(scores, axis=0), least, unit, tuple(members))

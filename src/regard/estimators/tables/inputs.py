@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.columns import Columns, Floats, Scale, fit_scale, is_frame
-from regard.data.tables import holds_dates, import_pandas, row_location
+from regard.data.tables import holds_dates, import_pandas, is_numeric, row_location
 from regard.estimators.tables.members.base import Inputs
 
 if TYPE_CHECKING:
@@ -29,13 +29,17 @@ _ONE_HOT = 64
 """Most categories of a column that get a number of their own, the most frequent ones."""
 _PULL = 3.0
 """Deviations from the median beyond which numbers are pulled in."""
+_LARGEST, _MOST_STEPS = 1e150, 1e100
+"""Limits of cells and of deviations, whose squares are finite."""
 
 
-def expand_dates(table: object, dates: Collection[int] | None = None) -> tuple[object, dict[int, int]]:
+def expand_dates(
+    table: object, dates: Collection[int] | None = None, categorical: Collection[str | int] = ()
+) -> tuple[object, dict[int, int]]:
     """The table with dates as days since 1970, and their parts as new columns at its end.
 
-    Dates are the columns of these indices; by default those that hold dates, or text such as 2024-05-31. Also returns
-    which column each new one belongs to: its index → the index of the date.
+    Dates are the columns of these indices; by default those that hold dates, or text such as 2024-05-31, and are not
+    named as categories. Also returns which column each new one belongs to: its index → the index of the date.
     """
     if not is_frame(table):
         return table, {}
@@ -43,7 +47,8 @@ def expand_dates(table: object, dates: Collection[int] | None = None) -> tuple[o
     owner: dict[int, int] = {}
     for index in range(table.shape[1]) if dates is None else sorted(dates):
         column = table.iloc[:, index]
-        if dates is None and not holds_dates(column):
+        named = column.name in categorical or index in categorical
+        if dates is None and (named or not holds_dates(column)):
             continue
         column = _as_dates(column)
         frame.isetitem(index, _days(column))
@@ -54,14 +59,17 @@ def expand_dates(table: object, dates: Collection[int] | None = None) -> tuple[o
 
 
 def _as_dates(column: "Series") -> "Series":
-    """A column as dates without a time zone; a cell that is none raises, with its row."""
+    """A column as dates in UTC, without a time zone; a cell that is none raises, with its row."""
     pd = import_pandas()
-    dates = pd.to_datetime(column, errors="coerce", utc=True, format="ISO8601").dt.tz_localize(None)
+    if is_numeric(column):  # without dates: a number is none
+        dates = pd.Series(pd.NaT, index=column.index, dtype="datetime64[s]")
+    else:
+        dates = pd.to_datetime(column, errors="coerce", utc=True, format="ISO8601").dt.tz_localize(None)
     wrong = (dates.isna() & column.notna()).to_numpy()
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"column {str(column.name)!r} must hold dates such as 2024-05-31, got {column.iloc[row]!r} in"
+            f"column {str(column.name)!r} must hold dates such as 2024-05-31, got {str(column.iloc[row])!r} in"
             f" {row_location(column.to_frame(), row)}"
         )
     return dates
@@ -70,7 +78,8 @@ def _as_dates(column: "Series") -> "Series":
 def _days(column: "Series") -> "Series":
     """Dates as days since 1970, NaN for a missing one."""
     pd = import_pandas()
-    return (column - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    # In seconds: nanoseconds end in the year 2262.
+    return (column - pd.Timestamp(0).as_unit("s")) / pd.Timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Encoder:
     @classmethod
     def fit(cls, cells: Floats, columns: Columns) -> Self:
         """Learn from cells, without their targets."""
+        cells = np.clip(cells, -_LARGEST, _LARGEST)
         categorical = np.zeros(cells.shape[1], bool)
         categorical[columns.codes] = True
         gaps = np.asarray(np.isnan(cells).any(axis=0))
@@ -112,9 +122,11 @@ class Encoder:
         )
 
     def __call__(self, cells: Floats) -> Inputs:
+        cells = np.clip(cells, -_LARGEST, _LARGEST)
         number = cells[:, ~self.categorical]
         number = np.where(np.isnan(number), self.median, number)
-        steps = (number - self.median) / self.deviation
+        with np.errstate(over="ignore"):
+            steps = np.clip((number - self.median) / self.deviation, -_MOST_STEPS, _MOST_STEPS)
         steps = steps / np.sqrt(1 + np.square(steps / _PULL))
         width = len(self.median)
         scale = Scale(np.zeros(width), np.ones(width), self.quantiles if width else None, self.edge.item())

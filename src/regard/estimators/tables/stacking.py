@@ -17,7 +17,7 @@ from scipy.optimize import minimize, nnls
 from scipy.special import softmax
 
 from regard.compiled.threads import spread
-from regard.estimators.tables.members.base import Floats, Inputs, Mean, Member, Rows
+from regard.estimators.tables.members.base import Floats, Inputs, Mean, Member, Rows, target_units
 from regard.estimators.tables.members.features import Length
 from regard.estimators.tables.members.kernel_ridge import KernelRidge
 from regard.estimators.tables.members.learned_attention import LearnedAttention
@@ -93,6 +93,7 @@ class Stack:
     members: dict[str, list[Member]]
     weight: dict[str, float]
     fold: NDArray[np.int64]  # [n]  the fold of each training row, which its member has not seen
+    unit: Floats  # [folds, c]  what the targets of a fold's members were multiplied by
 
     @property
     def folds(self) -> int:
@@ -101,10 +102,10 @@ class Stack:
 
     def predict(self, query: Inputs) -> Floats:
         """Predictions [m, c]."""
-        return sum(  # type: ignore[return-value]
-            self.weight[name] / len(members) * member.predict(query)
+        return sum(  # type: ignore[no-any-return]
+            self.weight[name] / len(members) * (member.predict(query) / unit)
             for name, members in self.members.items()
-            for member in members
+            for member, unit in zip(members, self.unit, strict=True)
         )
 
     def coefficient_blocks(self, query: Inputs, rows: Rows) -> Iterator[tuple[slice, Floats]]:
@@ -120,6 +121,8 @@ class Stack:
             for fold, member in enumerate(members):
                 seen = training_rows(self.fold, fold)
                 total[:, seen] += self.weight[name] / len(members) * member.coefficients(query, rows.take(seen))
+        # They add up to 1 but for rounding, which targets far from 0 would make large.
+        total += (1 - total.sum(axis=1, keepdims=True)) * (rows.weight / rows.weight.sum())
         return total
 
 
@@ -153,15 +156,19 @@ def fit_stack(rows: Rows, effort: Effort, *, classify: bool, seed: int, progress
     fits = member_fits(effort, len(fold), classify)
     # Longest first, so that no thread is left with a long one at the end.
     work = [(name, number) for name in reversed(fits) for number in range(int(fold.max()) + 1)]
+    count, outputs = int(fold.max()) + 1, rows.value.shape[1]
+    unit = np.ones((count, outputs))
+    if not classify:
+        unit = np.stack([target_units(rows.value[training_rows(fold, number)]) for number in range(count)])
     done = 0
     with ProgressBar("fitting", len(work), shown=progress) as bar:
 
         def fit(task: tuple[str, int]) -> tuple[Member, Floats]:
             nonlocal done
             name, number = task
-            seen = training_rows(fold, number)
-            member = fits[name](rows.take(seen), 1000 * seed % 2**31 + number)
-            predicted = member.predict(rows.inputs.take(fold == number))
+            seen = rows.take(training_rows(fold, number))
+            member = fits[name](seen._replace(value=seen.value * unit[number]), 1000 * seed % 2**31 + number)
+            predicted = member.predict(rows.inputs.take(fold == number)) / unit[number]
             done += 1
             bar.update(done=done)
             return member, predicted
@@ -175,7 +182,7 @@ def fit_stack(rows: Rows, effort: Effort, *, classify: bool, seed: int, progress
         name: [fitted[name, number][0] for number in range(int(fold.max()) + 1)] for name in fits if weight[name]
     }
     weight = {name: weight[name] for name in members}
-    stack = Stack(members, weight, fold)
+    stack = Stack(members, weight, fold, unit)
     return Stacked(stack, sum(weight[name] * left_out[name] for name in members))  # type: ignore[arg-type]
 
 
@@ -195,15 +202,16 @@ def choose_weights(left_out: dict[str, Floats], rows: Rows, classify: bool) -> d
 
 def _least_squares(left_out: dict[str, Floats], rows: Rows) -> Floats:
     """The weights [members] with the least squared error, in deviations of each target."""
-    names = list(left_out)
+    names, unit = list(left_out), target_units(rows.value)
+    value = unit * rows.value
     root = np.sqrt(rows.weight / rows.weight.mean())[:, None]
-    deviation = rows.value.std(axis=0)
-    unit = np.where(deviation > 0, deviation, 1.0)
-    mean = rows.value.mean(axis=0)
-    design = np.stack([(root * (left_out[name] - mean) / unit).ravel() for name in names], axis=1)  # [n · c, members]
-    target = (root * (rows.value - mean) / unit).ravel()
+    deviation = value.std(axis=0)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    mean = value.mean(axis=0)
+    design = [(root * (unit * left_out[name] - mean) / deviation).ravel() for name in names]  # [members, n · c]
+    target = (root * (value - mean) / deviation).ravel()
     penalty = 1e3 * np.sqrt(len(target))
-    found, _ = nnls(np.vstack([design, np.full(len(names), penalty)]), np.append(target, penalty))
+    found, _ = nnls(np.vstack([np.stack(design, axis=1), np.full(len(names), penalty)]), np.append(target, penalty))
     return np.asarray(found)
 
 
@@ -230,7 +238,7 @@ def stack_arrays(stack: Stack) -> dict[str, NDArray[Any]]:
         for number, member in enumerate(members)
         for key, array in member.arrays().items()
     }
-    return arrays | {"fold": stack.fold}
+    return arrays | {"fold": stack.fold, "unit": stack.unit}
 
 
 def restore_stack(weight: dict[str, float], arrays: dict[str, NDArray[Any]]) -> Stack:
@@ -243,4 +251,4 @@ def restore_stack(weight: dict[str, float], arrays: dict[str, NDArray[Any]]) -> 
             prefix = f"{name}.{number}."
             own = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
             members[name].append(MEMBERS[name].from_arrays(own))
-    return Stack(members, weight, fold)
+    return Stack(members, weight, fold, arrays["unit"])

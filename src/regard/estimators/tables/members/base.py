@@ -44,6 +44,17 @@ class Rows(NamedTuple):
         return Rows(self.inputs.take(index), self.value[index], self.weight[index])
 
 
+def target_units(value: Floats) -> Floats:
+    """Factors [c] that bring the deviation of each target [n, c] near 1: so targets of several sizes count alike.
+
+    They are powers of two, which change no digit.
+    """
+    exponent = np.frexp(np.abs(value).max(axis=0))[1]
+    deviation = np.ldexp(value, -exponent).std(axis=0)
+    units: Floats = np.ldexp(1.0, -np.clip(exponent + np.frexp(deviation)[1], -1000, 1000))
+    return units
+
+
 class Member(ABC):
     """A fitted model, stored as arrays."""
 
