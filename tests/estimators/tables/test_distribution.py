@@ -87,6 +87,7 @@ def test_bins_are_as_good_as_sorted_weights(columns, monkeypatch):
     y[y < -0.8] = -0.8
     query = x[:150]
     model = NadarayaWatson(bandwidth=0.15).fit(x, y)
+    monkeypatch.setattr(binned_quantiles, "_EXACT_PAIRS", 2000)
     monkeypatch.setattr(distribution, "_EXACT_PAIRS", 0)
     monkeypatch.setattr(distribution, "_MOST_EXACT_PAIRS", 0)
     levels = np.linspace(0.02, 0.98, 25)

@@ -15,17 +15,20 @@ import numpy as np
 
 from regard.data.columns import Floats
 from regard.engines.job import spans
+from regard.estimators.tables.evidence import row_weights
 from regard.estimators.tables.smoother import Indices, Smoother
 from regard.progress import ProgressBar
 
-_BINS, _SUB_BINS = 32, 4
+_BINS, _SUB_BINS = 31, 4
 """Bins of all targets, and of a bin that is divided again."""
 _LARGEST_MASS = 0.06
 """Largest weight of a query in a bin that is interpolated, unless all targets in it are equal."""
 _TOLERANCE = 1e-3
 """Tolerance of the weights of bins, in standard deviations: some 1e-4."""
-_COLUMNS = 8
-"""Columns of values at a time."""
+_COLUMNS = 15
+"""Columns of values at a time; with the weight they are an even number, which `gauss` transforms in pairs."""
+_EXACT_PAIRS = 2**22
+"""Number of pairs of queries and targets in a bin up to which all weights are computed."""
 _QUERIES = 2**16
 """Queries at a time whose quantiles are interpolated."""
 
@@ -46,6 +49,9 @@ class _Search:
         levels   [rows, levels], of the distribution among these targets only
         mass     [rows], the weight of these targets among all
         """
+        if len(rows) * (ranks[1] - ranks[0]) <= _EXACT_PAIRS:
+            self._sort(found, rows, levels, ranks)
+            return
         starts = _divide(self.value, *ranks, _BINS if ranks == (0, len(self.value)) else _SUB_BINS)
         weight = self._bin_weights(rows, starts)  # [rows, bins]
         reached = np.cumsum(weight, axis=1)
@@ -68,14 +74,27 @@ class _Search:
         for block in spans(len(rows), _QUERIES):
             self._interpolate(found, rows[block], levels[block], index[block], weight[block], starts)
 
+    def _part(self, keys: slice) -> Smoother:
+        """The smoother of some of the rows."""
+        whole = self.smoother
+        weight = None if whole.weight is None else whole.weight[keys]
+        return replace(whole, rows=whole.rows[keys], value=whole.value[keys], weight=weight)
+
+    def _sort(self, found: Floats, rows: Indices, levels: Floats, ranks: tuple[int, int]) -> None:
+        """`fill` by all weights, if there are few."""
+        number = 0
+        for weight in row_weights(self._part(slice(*ranks)), self.query[rows]):
+            for sums in np.cumsum(weight, axis=1):
+                wanted = np.flatnonzero(levels[number] >= 0)  # NaN is not
+                index = np.searchsorted(sums, levels[number, wanted] * sums[-1] * (1 - 1e-12))
+                found[rows[number], wanted] = self.value[ranks[0] + np.minimum(index, len(sums) - 1)]
+                number += 1
+
     def _bin_weights(self, rows: Indices, starts: Indices) -> Floats:
         """The weights of bins at some queries, among the targets in these bins, [rows, bins]."""
         keys = slice(starts[0], starts[-1])
         number = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        whole = self.smoother
-        weight = np.empty((len(rows), len(starts) - 1))
-        part = replace(whole, rows=whole.rows[keys], weight=None if whole.weight is None else whole.weight[keys])
-        query = self.query[rows]
+        weight, part, query = np.empty((len(rows), len(starts) - 1)), self._part(keys), self.query[rows]
         for columns in spans(len(starts) - 2, _COLUMNS):
             value = (number[:, None] == np.arange(columns.start, columns.stop)).astype(float)
             weight[:, columns] = replace(part, value=value).predict(query).mean
