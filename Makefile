@@ -32,6 +32,7 @@ format: $(READY)  ## format, and fix what the linter can fix
 
 bench: $(READY)  ## compare with other libraries; DATA=folder adds the rows on real data
 	$(BIN)/python -m benchmarks.attend
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.kernel $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.bags $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.language $(if $(DATA),--data $(DATA))

@@ -22,7 +22,7 @@ SHORTER = {
 }
 """Of these pages, which claim no quality, the amounts of data and training, and those that the tests use instead."""
 PAGES = [pytest.param(page, marks=pytest.mark.slow) for page in SLOW]
-PAGES += [page for page in ("layers", "watch", "huggingface", *CHAPTERS) if page not in SLOW]
+PAGES += [page for page in ("layers", "distributed", "watch", "huggingface", *CHAPTERS) if page not in SLOW]
 
 
 def run(code, name):

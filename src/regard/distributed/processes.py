@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Pending(NamedTuple):
     """Messages under way. What is sent must not change, nor what is received be used, before `wait`."""
 
-    works: list[dist.Work]
+    works: "list[dist.Work]"
     sent: list[Tensor]  # kept until they have arrived
     received: list[Tensor]
 
@@ -30,11 +30,14 @@ class Pending(NamedTuple):
 class Processes:
     """The processes of a group: their number, `size`, and the index of this one, `rank`."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: "dist.ProcessGroup") -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this process is not in the group: only its members may call this")
+
+    def __deepcopy__(self, memo: object) -> "Processes":
+        return self  # a copy of a layer is in the same group
 
     def share(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """The numbers of each process, equally many."""
@@ -53,11 +56,11 @@ class Processes:
             works = dist.batch_isend_irecv(operations) if operations else []
         return Pending(works, [x for _, x in sent], [x for _, x in receives])
 
-    def _operation(self, kind: object, process: int, x: Tensor) -> dist.P2POp:
+    def _operation(self, kind: object, process: int, x: Tensor) -> "dist.P2POp":
         return dist.P2POp(kind, x, dist.get_global_rank(self.group, process), self.group)  # type: ignore[arg-type]
 
 
-def processes_of(group: dist.ProcessGroup | None) -> Processes | None:
+def processes_of(group: "dist.ProcessGroup | None") -> Processes | None:
     """The processes of a group, by default of all that torch.distributed has; None if this one is alone."""
     if not (dist.is_available() and dist.is_initialized()):
         return None

@@ -6,8 +6,8 @@ Process r holds queries Q_r, keys K_r and values V_r. It needs attention to all 
 
 At hop h each process sends its keys and values to the process h places after it, and gets those of the process h
 places before it: a part is sent straight to where it is used, so a hop where no query sees a key needs no message.
-They come in pieces of at most `ROWS` keys, the next one while attention to this one is computed. So a process holds
-its own part, and two pieces of another.
+They come in pieces of at most `ROWS` keys, the next one while attention to this one is computed, and meet as many
+queries at a time. So a process holds its own part, and pieces of another.
 
 Backward has the mean and log weight of each query over *all* keys. With them the weights of a part of the keys, and so
 its gradients, need nothing of the other parts (Liu et al. 2023, Ring Attention): keys and values go round again, the
@@ -38,7 +38,7 @@ from regard.scores import Score
 from regard.torch_modes import Context, once_differentiable
 from regard.weighing import softmax
 
-ROWS = 1024
+ROWS = 512
 """Keys, or queries, of one message."""
 
 
@@ -82,6 +82,13 @@ class Call:
         near = (first < columns.stop) & (stop > columns.start) & (first < stop)
         return columns.start < columns.stop and bool(near.any()) and touches(self.mask, rows, columns)
 
+    def blocks(self, columns: slice) -> Iterator[tuple[slice, slice]]:
+        """The queries of this process that see some of these keys, some at a time: among all, and among its own."""
+        start = self.rows.start
+        for rows in spans(self.rows.stop, 2 * ROWS, start):
+            if self.sees(rows, columns):
+                yield rows, slice(rows.start - start, rows.stop - start)
+
     def meets(self, process: int, part: slice) -> bool:
         """Whether a part that travels has something to do in a process."""
         if self.keys_travel:
@@ -113,17 +120,22 @@ class Call:
         return steps
 
     def job(self, tensors: Sequence[Tensor], rows: slice, columns: slice, biases: Sequence[Tensor]) -> Job:
-        """Attention of some queries to some keys, with `biases` in the place of the bias tensors of the mask."""
+        """Attention of some queries to some keys; `biases` are the blocks of the bias tensors of the mask."""
         bias, parts = iter(biases), list[Mask]()
         for part in parts_of(self.mask):
-            if isinstance(part, Tensor):
-                table = part if part.dtype == torch.bool else next(bias)
-                parts.append(block_of(table, rows, columns, len(self.leading) + 2, table.device))
-            else:
+            if not isinstance(part, Tensor):
                 parts.append(shifted(part, rows.start, columns.start) or part)
+            elif part.dtype == torch.bool:
+                parts += self.cut([part], rows, columns)
+            else:
+                parts.append(next(bias))
         mask = functools.reduce(both, parts) if parts else None
         query, key, value = tensors
         return Job(query, key, value, self.score, mask, softmax, self.dropout, (rows.start, columns.start))
+
+    def cut(self, tables: Sequence[Tensor], rows: slice, columns: slice) -> list[Tensor]:
+        """The blocks of tensors that broadcast to the scores of all queries and keys."""
+        return [block_of(table, rows, columns, len(self.leading) + 2, table.device) for table in tables]
 
 
 Work = Callable[[slice, list[Tensor]], list[Tensor]]
@@ -200,7 +212,7 @@ def _forward(call: Call, query: Tensor, key: Tensor, value: Tensor, biases: Sequ
     log_weight = query.new_full((*shape, 1), -math.inf, dtype=wide)
 
     def attend(tensors: Sequence[Tensor], rows: slice, columns: slice) -> list[Tensor]:
-        part = attend_seeded(call.job(tensors, rows, columns, biases), call.seed)
+        part = attend_seeded(call.job(tensors, rows, columns, call.cut(biases, rows, columns)), call.seed)
         return [part.mean.to(wide), part.log_weight.to(wide).unsqueeze(-1)]
 
     def add(rows: slice, part: list[Tensor]) -> None:
@@ -209,7 +221,8 @@ def _forward(call: Call, query: Tensor, key: Tensor, value: Tensor, biases: Sequ
             mean[..., rows, :], log_weight[..., rows, 0] = merge(before, Attended(part[0], part[1].squeeze(-1)))
 
     def visit_queries(columns: slice, visitors: list[Tensor]) -> list[Tensor]:
-        add(slice(0, query.shape[-2]), attend([query, *visitors], call.rows, columns))
+        for rows, own in call.blocks(columns):
+            add(own, attend([query[..., own, :], *visitors], rows, columns))
         return []
 
     def visit_keys(rows: slice, visitors: list[Tensor]) -> list[Tensor]:
@@ -263,9 +276,12 @@ class _RingAttention(torch.autograd.Function):
             return add_part
 
         def visit_queries(columns: slice, visitors: list[Tensor]) -> list[Tensor]:
-            query_grad, *found = part([query, *visitors], call.rows, columns, whole)
-            grads[0] += query_grad
-            return found
+            visitor_grads = [torch.zeros_like(x) for x in visitors]
+            for rows, own in call.blocks(columns):
+                found = part([query[..., own, :], *visitors], rows, columns, [x[..., own, :] for x in whole])
+                for target, grad in zip([grads[0][..., own, :], *visitor_grads], found, strict=True):
+                    target += grad
+            return visitor_grads
 
         def visit_keys(rows: slice, visitors: list[Tensor]) -> list[Tensor]:
             query_grad, *found = part([visitors[0], key, value], rows, call.columns, visitors[1:])
@@ -295,14 +311,15 @@ class _PartGradients:
     def __call__(self, tensors: list[Tensor], rows: slice, columns: slice, whole: list[Tensor]) -> list[Tensor]:
         """whole   mean and log weight of the queries over all keys, and the gradients of both"""
         tensors = [x.detach().requires_grad_() for x in tensors]
-        # Parameters are leaves that the score holds itself; biases are put into the mask.
-        biases = [x.detach().requires_grad_(x.requires_grad) for x in self.rest[: self.bias_count]]
+        tables, parameters = self.rest[: self.bias_count], self.rest[self.bias_count :]
+        biases = [x.detach().requires_grad_(x.requires_grad) for x in self.call.cut(tables, rows, columns)]
         mean, log_weight, mean_grad, log_weight_grad = whole
         with torch.enable_grad(), self.autocast():
             job = self.call.job(tensors, rows, columns, biases)
             part = attend_seeded(job, self.call.seed, whole=Attended(mean, log_weight.squeeze(-1)))
-        inputs = [*tensors, *biases, *self.rest[self.bias_count :]]
-        targets = [None, None, None, *self.rest_grads]
+        inputs = [*tensors, *biases, *parameters]  # parameters are leaves, which the score holds itself
+        bias_grads = self.call.cut(self.rest_grads[: self.bias_count], rows, columns)
+        targets = [None, None, None, *bias_grads, *self.rest_grads[self.bias_count :]]
         wanted = [(x, target) for x, target in zip(inputs, targets, strict=True) if x.requires_grad]
         output_grads = [mean_grad, log_weight_grad.squeeze(-1).to(part.log_weight.dtype)]
         found = torch.autograd.grad(list(part), [x for x, _ in wanted], output_grads, allow_unused=True)

@@ -11,15 +11,21 @@ receives the final queries, keys and values: after projections, positions and th
 
 import math
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from regard import distributed
 from regard.attend import Look, attend, look
 from regard.checks import check_rows, fraction, positive, refuse_keywords
+from regard.distributed.processes import Processes
 from regard.masks import Mask
 from regard.scores import Score, scaled_dot
 from regard.weighing import Weighing, softmax
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Attend(nn.Module):
@@ -28,6 +34,8 @@ class Attend(nn.Module):
     With groups, query is `[batch, heads, q, d]`, key and value are `[batch, heads / groups, k, …]`, and each key head
     serves `groups` neighbouring query heads (Ainslie et al. 2023). Weights are dropped in training only.
 
+    With a `group` of processes it is `regard.distributed.attend`: each holds a part of the queries, keys and values.
+
     >>> import torch
     >>> query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 4)
     >>> Attend(groups=2)(query, key, value).shape
@@ -35,7 +43,12 @@ class Attend(nn.Module):
     """
 
     def __init__(
-        self, score: Score = scaled_dot, dropout: float = 0.0, groups: int = 1, weigh: Weighing = softmax
+        self,
+        score: Score = scaled_dot,
+        dropout: float = 0.0,
+        groups: int = 1,
+        weigh: Weighing = softmax,
+        group: "ProcessGroup | None" = None,
     ) -> None:
         super().__init__()
         if not callable(score):
@@ -46,9 +59,21 @@ class Attend(nn.Module):
         self.weigh = weigh
         self.dropout = fraction("dropout", dropout)
         self.groups = positive("groups", groups)
+        self.processes = None if group is None else Processes(group)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
+        if self.processes is not None:
+            return distributed.attend(
+                query,
+                key,
+                value,
+                group=self.processes.group,
+                score=self.score,
+                mask=mask,
+                weigh=self.weigh,
+                dropout=dropout,
+            )
         grouped = self.groups > 1 and query.shape[-2] == 1 and query.shape[:-3] == key.shape[:-3]
         if grouped and mask is None and not dropout and self.weigh is softmax:
             # A single query: those of a group are the queries of one head, which is faster.
@@ -59,6 +84,10 @@ class Attend(nn.Module):
 
     def look(self, query: Tensor, key: Tensor, mask: Mask | None = None, top: int | None = None) -> Tensor | Look:
         """The weights `[..., q, k]`, or the `top` largest of each query; without dropout."""
+        if self.processes is not None and self.processes.size > 1:
+            raise ValueError(
+                "look and watch need all keys in one process: this layer's are in several, those of its group"
+            )
         return look(query, key, score=self.score, mask=mask, weigh=self.weigh, top=top)
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ and queries, keys and values are one product with one matrix.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from regard.attend import Look
 from regard.checks import check_rows, is_plain_linear, positive, refuse_keywords
+from regard.distributed.attention import start_of
 from regard.layers.attention import Attend
 from regard.layers.cache import KeyValues
 from regard.layers.positions import Positions
@@ -24,6 +25,9 @@ from regard.masks import Mask, both, causal, shifted
 from regard.masks.evaluation import parts_of
 from regard.scores import Score, scaled_dot
 from regard.weighing import Weighing, softmax
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Projected = tuple[Tensor, Tensor, Tensor, Mask | None]
 """What attention gets: query `[batch, heads, q, d]`, key and value `[batch, kv_heads, k, d]`, mask."""
@@ -71,6 +75,8 @@ class MultiHeadAttention(nn.Module):
     positions    `Rotary(head_size)`, `Alibi(heads)`, or any object with their methods; for self-attention
     score        one of `regard.scores`, or any callable, applied to each head
     weigh        one of `regard.weighing`, or any callable; `sinks(nn.Parameter(torch.zeros(heads)))` learns
+    group        a torch.distributed group, in which each process has a part of x, and of the source: attention is to
+                 all parts; positions and masks count from the first row of the first (`regard.distributed.attend`)
 
     x `[batch, q, size]`; source `[batch, k, key_size]`, default: x; mask: one of `regard.masks` or a tensor that
     broadcasts to `[batch, heads, q, k]`, **True = may attend**. The output is `[batch, q, size]`.
@@ -98,6 +104,7 @@ class MultiHeadAttention(nn.Module):
         positions: Positions | None = None,
         score: Score = scaled_dot,
         weigh: Weighing = softmax,
+        group: "ProcessGroup | None" = None,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -123,7 +130,7 @@ class MultiHeadAttention(nn.Module):
         self.query_norm, self.key_norm = (
             None if heads.norm is None else heads.norm(self.head_size).to(device=device, dtype=dtype) for _ in range(2)
         )
-        self.attend = Attend(score, dropout, self.heads // self.kv_heads, weigh)
+        self.attend = Attend(score, dropout, self.heads // self.kv_heads, weigh, group)
         self.output = linear(query, size)
 
     def forward(
@@ -160,6 +167,8 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, source: Tensor | None, values: Tensor | None, mask: Mask | None, cache: KeyValues | None
     ) -> Projected:
         check_rows("x", x, self.size, rank=3)
+        if cache and self.attend.processes:
+            raise ValueError("a layer with a group of processes takes no cache")
         if source is None and values is None:
             if not self.packed:
                 sizes = f"key_size={self.key_size} and value_size={self.value_size}"
@@ -186,6 +195,8 @@ class MultiHeadAttention(nn.Module):
             query, key = torch.split(query_key, [self.heads, self.kv_heads], dim=1)
             query_key = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
         if self.positions is not None:
+            if self.attend.processes:
+                start = start_of(x.shape[1], self.attend.processes.group, x.device)
             query_key, mask = self.positions.rotate(query_key, start), self.positions.bias(mask)
         query, key = torch.split(query_key, [self.heads, self.kv_heads], dim=1)
         if cache:
