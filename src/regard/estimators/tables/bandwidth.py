@@ -28,7 +28,7 @@ from regard.data.columns import Columns, Floats, effective_count, standard_devia
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.metric_learning import Rows, best_exponent, learn_metric
 from regard.estimators.tables.single_index import learn_index
-from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother, category_bandwidth
+from regard.estimators.tables.smoother import LEARNING_RIDGE, Indices, Smoother
 from regard.kernels import KERNELS
 from regard.progress import ProgressBar
 from regard.training import History
@@ -125,7 +125,11 @@ def _set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -
         return replace(smoother, bandwidth=np.full(numeric, float(width)))
     width = np.broadcast_to(width, count)
     category = width[columns.codes]
-    if (width[columns.numbers] <= 0).any() or (category < 0).any() or (category > _max_category(smoother)).any():
+    if (
+        (width[columns.numbers] <= 0).any()
+        or (category < 0).any()
+        or (category > smoother.category_kernel.bound(smoother.ordered, smoother.levels)).any()
+    ):
         raise ValueError(
             "bandwidths must be positive, and those of categories between 0 and 1, or (c - 1)/c for c categories"
             f" without order, got {bandwidth!r}"
@@ -153,12 +157,11 @@ def apply_rule(smoother: Smoother, rule: str) -> Smoother:
     shrink = max(1.0, effective) ** (-1 / (features + 4))
     deviation = smoother.kind.profile.deviation(numeric.shape[1])
     width = standard_deviation(numeric, weight) * shrink / deviation
-    return replace(smoother, bandwidth=width, category_bandwidth=_max_category(smoother) * shrink**2)
-
-
-def _max_category(smoother: Smoother) -> Floats:
-    """The largest λ: there, an unordered column has no influence, and an ordered one the least it can have."""
-    return np.where(smoother.ordered, 1.0, (smoother.levels - 1) / np.maximum(1, smoother.levels))
+    return replace(
+        smoother,
+        bandwidth=width,
+        category_bandwidth=smoother.category_kernel.bound(smoother.ordered, smoother.levels) * shrink**2,
+    )
 
 
 def leave_one_out_error(smoother: Smoother, rows: Indices) -> float:
@@ -255,7 +258,7 @@ def _search_factors(
 
 def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     """Bandwidths times powers of 2, one for each feature; after those, one for the odds of each λ."""
-    columns, largest = len(smoother.bandwidth), _max_category(smoother)
+    columns, largest = len(smoother.bandwidth), smoother.category_kernel.bound(smoother.ordered, smoother.levels)
     odds = smoother.category_bandwidth / np.maximum(largest - smoother.category_bandwidth, 1e-12)
     odds = odds * 2.0 ** exponents[columns:]
     # A matrix is scaled as a whole.
@@ -306,7 +309,9 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
     smoother = replace(
         smoother,
         bandwidth=(unit * learned.bandwidth.numpy().T).T,
-        category_bandwidth=category_bandwidth(learned.penalty.numpy(), smoother.ordered, smoother.levels),
+        category_bandwidth=smoother.category_kernel.bandwidth(
+            learned.penalty.numpy(), smoother.ordered, smoother.levels
+        ),
     )
     rows = leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)
     ridges = (LEARNING_RIDGE, *RIDGES[1:]) if smoother.order == 1 else (smoother.ridge,)

@@ -21,7 +21,7 @@ import torch
 
 from regard.data.columns import Floats, standard_deviation
 from regard.estimators.tables.metric_learning import Loss, Rows, best_exponent, learn_start
-from regard.estimators.tables.smoother import Indices, Smoother, category_bandwidth
+from regard.estimators.tables.smoother import Indices, Smoother
 from regard.progress import ProgressBar
 from regard.training import History
 
@@ -84,7 +84,9 @@ def _learn(smoother: Smoother, sample: Indices, loss: Loss, seed: int, progress:
                 replace(
                     smoother,
                     bandwidth=unit * metric.bandwidth.numpy() / smoother.kind.profile.deviation(max(1, len(unit))),
-                    category_bandwidth=category_bandwidth(metric.penalty.numpy(), smoother.ordered, smoother.levels),
+                    category_bandwidth=smoother.category_kernel.bandwidth(
+                        metric.penalty.numpy(), smoother.ordered, smoother.levels
+                    ),
                 ),
                 metric.error,
                 metric.history,
@@ -148,7 +150,7 @@ def _widened(smoother: Smoother, exponent: float) -> Smoother:
     return replace(
         smoother,
         bandwidth=smoother.bandwidth * 2.0**exponent,
-        category_bandwidth=category_bandwidth(penalty, smoother.ordered, smoother.levels),
+        category_bandwidth=smoother.category_kernel.bandwidth(penalty, smoother.ordered, smoother.levels),
     )
 
 

@@ -44,9 +44,10 @@ from regard.estimators.tables.bandwidth import (
     leave_one_out_rows,
     parse_bandwidth,
 )
+from regard.estimators.tables.category_kernels import CATEGORY_KERNELS
 from regard.estimators.tables.default_bandwidth import MIN_ROWS, default_bandwidth
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, row_labels, top_rows
-from regard.estimators.tables.inference import KernelInference, RegressionInference
+from regard.estimators.tables.inference import KernelInference
 from regard.estimators.tables.metric_learning import CAPPED, LOG_LOSS, Loss
 from regard.estimators.tables.smoother import Smoother
 from regard.estimators.tables.summary import RegressionSummary
@@ -90,6 +91,9 @@ class _KernelEstimator(Seeded, SavedEstimator):
         "categorical columns; by default those of a pandas frame that hold no numbers", default="dtype", option=False
     )
     ordered: Sequence[str | int] | None = setting("columns whose categories have an order", default=None, option=False)
+    category_kernel: Literal["aitchison-aitken", "li-racine"] = setting(
+        "of categorical columns", default="aitchison-aitken", option=False
+    )
     tol: float = setting("tolerance, in deviations of the target", default=1e-6, at_least=0, below=1)
     n_jobs: int | None = setting("number of threads, -1 for all cores", default=None, check=check_jobs, parse=int)
 
@@ -155,6 +159,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
             category_bandwidth=np.zeros(len(categories)),
             ordered=np.array([category.ordered for category in categories], dtype=bool),
             levels=np.array([len(category.values) for category in categories], dtype=float),
+            category_kernel=CATEGORY_KERNELS[self.category_kernel],
             order=getattr(self, "order", 0),  # a classifier has local averages only
             tolerance=float(self.tol),
         )
@@ -343,9 +348,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
 
 
 @with_settings
-class NadarayaWatson(  # type: ignore[misc]
-    RegressionInference, RegressionSummary, RegressorMixin, MultiOutputMixin, _KernelEstimator
-):
+class NadarayaWatson(RegressionSummary, RegressorMixin, MultiOutputMixin, _KernelEstimator):  # type: ignore[misc]
     """Kernel regression: predictions are weighted averages of the training targets, or local lines through them.
 
     bandwidth   in units of the scale; it may also be a matrix for the numeric columns. For a categorical column it is

@@ -3,7 +3,7 @@
     order 0   f(x) = Σᵢ αᵢ(x) yᵢ                      attention to the training rows (Nadaraya 1964, Watson 1964)
     order 1   f(x) = intercept of the line that minimises Σᵢ αᵢ(x) (yᵢ - intercept - slopeᵀ(xᵢ - x))²    (Fan 1992)
 
-Categorical columns multiply the kernel by λ-kernels (Aitchison and Aitken 1976; Wang and van Ryzin 1981).
+Categorical columns multiply the kernel by λ-kernels (`category_kernels`).
 `local_linear` is order 1 once more, in torch: it has gradients, and metric learning uses it.
 """
 
@@ -23,6 +23,7 @@ from regard.data.columns import Floats
 from regard.engines import dense
 from regard.engines.job import Plan, scores_of, spans
 from regard.engines.kernel_sums.problem import Means, Moments, Points
+from regard.estimators.tables.category_kernels import CATEGORY_KERNELS, CategoryKernel
 from regard.kernels import KERNELS, Gaussian, Kernel, Laplace
 from regard.masks import Mask
 from regard.scores import Score
@@ -38,8 +39,6 @@ _NEAREST_SCALE = 1e8
 """Factor on the distances at which a Laplace kernel gives all weight to the nearest row."""
 _MAX_DISTANCE = 1e100
 """Upper bound on coordinates in bandwidths: squares of larger ones would overflow."""
-_MAX_PENALTY = 700.0
-"""Upper bound on the log weight that a different category costs: e⁻⁷⁰⁰ is negligible, but not 0."""
 _DIFFERENCE_STEP = 1e-3
 """Step of numerical derivatives, in bandwidths: their error is about 1e-10, half of it from rounding."""
 _NONE = np.empty((0, 0))
@@ -73,6 +72,7 @@ class Smoother:
     order: int = 0
     tolerance: float = 1e-6
     ridge: float = _RIDGE
+    category_kernel: CategoryKernel = CATEGORY_KERNELS["aitchison-aitken"]
 
     @functools.cached_property
     def inverse(self) -> Floats | None:
@@ -108,14 +108,7 @@ class Smoother:
     @functools.cached_property
     def penalty(self) -> tuple[Floats, Floats]:
         """What each categorical column subtracts from log weights, per step and per change: `regard.kernels.Mixed`."""
-        bandwidth = np.clip(self.category_bandwidth, 0.0, 1.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            unordered = np.log((1 - bandwidth) * np.maximum(1, self.levels - 1) / bandwidth)
-            per_step = np.where(self.ordered, -np.log(bandwidth), 0.0)
-        per_change = np.where(
-            self.ordered, math.log(2), np.nan_to_num(unordered, nan=_MAX_PENALTY, posinf=_MAX_PENALTY)
-        )
-        return np.minimum(per_step, _MAX_PENALTY), np.clip(per_change, 0.0, _MAX_PENALTY)
+        return self.category_kernel.penalty(self.category_bandwidth, self.ordered, self.levels)
 
     def in_bandwidths(self, rows: Floats) -> Floats:
         """The numeric columns in units of the bandwidth, [n, d]."""
@@ -278,14 +271,9 @@ class Smoother:
         vector = self.bandwidth.ndim == 1
         volume = float(np.log(self.bandwidth).sum() if vector else np.linalg.slogdet(self.bandwidth)[1])
         volume += self.kind.profile.log_mass(len(self.bandwidth))
-        same = float(np.log(np.maximum(1 - np.clip(self.category_bandwidth, 0, 1), 1e-300)).sum())
+        own = self.category_kernel.own(np.clip(self.category_bandwidth, 0, 1), self.ordered, self.levels)
+        same = float(np.log(np.maximum(own, 1e-300)).sum())
         return log_weight - total - volume + same
-
-
-def category_bandwidth(penalty: Floats, ordered: NDArray[np.bool_], levels: Floats) -> Floats:
-    """λ of each categorical column, from what a step (ordered) or any change (unordered) subtracts: see `penalty`."""
-    with np.errstate(over="ignore"):
-        return np.where(ordered, np.exp(-penalty), (levels - 1) / np.maximum(levels - 1 + np.exp(penalty), 1.0))
 
 
 def fit_lines(moments: Moments, ridge: float, outputs: int | None = None) -> _Estimate:

@@ -10,11 +10,12 @@ from sklearn.base import clone
 from sklearn.metrics import r2_score
 
 from regard.checks import is_count
-from regard.data.columns import Columns, Floats, Scale, column_index
+from regard.data.columns import Floats, column_index
 from regard.data.tables import import_pandas
 from regard.estimators.common import threaded
 from regard.estimators.settings import seed_of
 from regard.estimators.tables.bandwidth import apply_rule
+from regard.estimators.tables.inference import RegressionInference
 from regard.estimators.tables.report import Cell, Report, coefficient_table
 from regard.estimators.tables.significance import (
     MIN_ROWS,
@@ -30,21 +31,14 @@ from regard.estimators.tables.smoother import Smoother
 _TEST_NOTE = "p: wild bootstrap of the fit without the column, {:,} samples."
 
 
-class RegressionSummary:
+class RegressionSummary(RegressionInference):
     """What a fitted kernel regression is: its numbers in a table, and tests of its columns and of a linear model."""
 
     if TYPE_CHECKING:
-        smoother_: Smoother
-        columns_: Columns
-        scale_: Scale
-        X_: Floats
-        row_index_: Any
         targets_: list[str]
         kernel: Any
         bandwidth: Any
-        metric: str
-        random_state: Any
-        verbose: bool
+        metric: Any
         bandwidth_: Floats
 
         def left_out_score(self) -> float: ...
