@@ -53,6 +53,7 @@ def test_targets_of_several_sizes_count_alike():
     assert_allclose(fitted(x, both * [1, 2.0**30]).predict(x), alike * [1, 2.0**30])
 
 
+@pytest.mark.slow
 def test_the_other_target_of_a_row_left_out_is_not_seen_either(monkeypatch):
     """The size of a target says how much it counts; it is that of the rows that a member has seen."""
     seen = []
@@ -180,3 +181,13 @@ def test_names_of_targets_in_an_arrow_table():
     model = fitted(arrow.table({"a": x[:, 0]}), arrow.table({"price": y, "tax": -y}))
     assert model.targets_ == ["price", "tax"]
     assert model.predict(arrow.table({"a": x[:, 0]})).shape == (30, 2)
+
+
+def test_effects_have_the_names_of_classes_or_targets():
+    x, y = numbers(40)
+    classes = AttentionClassifier(random_state=0).fit(x, np.where(y > 0, "dear", "cheap"))
+    frame = classes.explain(x[:2]).to_frame()
+    assert list(frame) == ["query", "column", "effect_cheap", "effect_dear", "evidence_distance"]
+    assert_allclose(frame["effect_cheap"], -frame["effect_dear"], atol=1e-12)
+    targets = fitted(x, pd.DataFrame({"price": y, "tax": -y}))
+    assert {"effect_price", "effect_tax"} <= set(targets.explain(x[:2]).to_frame())

@@ -201,7 +201,8 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         ]
         distance = np.stack(inputs, axis=1)  # [m, top, d]
         grouped = np.stack([distance[:, :, group].max(axis=2) for group in groups], axis=2)
-        return Explanation(names, base, effects, evidence, grouped)
+        outputs = [str(label) for label in self.classes_] if hasattr(self, "classes_") else self.targets_
+        return Explanation(names, base, effects, evidence, grouped, outputs)
 
     def _explained(self, cells: Floats) -> Floats:
         """What `explain` explains: predictions [m, c] or probabilities."""

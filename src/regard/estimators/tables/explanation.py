@@ -37,6 +37,7 @@ class Explanation:
     effects: Floats  # [m, d, c]
     evidence: Evidence
     distance: Floats  # [m, top, d]  to the evidence rows: in normal scores; 1 for another category
+    outputs: list[str]  # [c]  targets or classes
 
     def __len__(self) -> int:
         return len(self.base)
@@ -54,8 +55,8 @@ class Explanation:
             "query": query if labels is None else np.asarray(labels)[query],
             "column": np.array(self.columns, dtype=object)[column],
             **{
-                "effect" if outputs == 1 else f"effect_{output}": self.effects[query, column, output]
-                for output in range(outputs)
+                "effect" if outputs == 1 else f"effect_{name}": self.effects[query, column, output]
+                for output, name in enumerate(self.outputs)
             },
             "evidence_distance": np.einsum("mt,mtd->md", weight / total, self.distance)[query, column],
         }
