@@ -80,12 +80,13 @@ def test_quantiles_of_weighted_rows_several_targets_and_categories():
     np.testing.assert_array_equal(drawn[..., 0], -drawn[..., 1])  # of one row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 2])
 def test_bins_are_as_good_as_sorted_weights(columns, monkeypatch):
-    x, y = curve(4000, columns)
+    x, y = curve(3000, columns)
     y[::3] = y[::3].round(1)  # many equal targets
     y[y < -0.8] = -0.8
-    query = x[:150]
+    query = x[:60]
     model = NadarayaWatson(bandwidth=0.15).fit(x, y)
     monkeypatch.setattr(binned_quantiles, "_EXACT_PAIRS", 2000)
     monkeypatch.setattr(distribution, "_EXACT_PAIRS", 0)

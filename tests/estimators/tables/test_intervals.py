@@ -35,7 +35,7 @@ def test_intervals_hold_their_fraction_of_new_targets(shape, order):
 
 
 def test_intervals_are_wider_where_targets_scatter_more():
-    x, y = noisy(2000, "heteroscedastic", 0)
+    x, y = noisy(900, "heteroscedastic", 0)
     _, low, high = NadarayaWatson(bandwidth=0.1).fit(x, y).predict([[0.05], [0.95]], interval=0.8)
     width = high - low
     assert 2 < width[1] / width[0] < 12
