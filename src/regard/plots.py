@@ -102,9 +102,7 @@ def fit_band(
 ) -> "Axes":
     """A fit [m] over a grid [m], in any order, with a band about it, and the data (x [n], y [n]) if given.
 
-    >>> import numpy as np
-    >>> x = np.linspace(0, 5, 40)
-    >>> axes = fit_band(x, np.sin(x), np.sin(x) - 0.1, np.sin(x) + 0.1, data=(x, np.sin(x)))
+    >>> axes = fit_band([0.0, 1.0], [1.0, 2.0], [0.0, 1.0], [2.0, 3.0], data=([0.5], [1.5]))
     >>> [text.get_text() for text in axes.get_legend().get_texts()]
     ['data', '95 % band', 'fit']
     """
@@ -133,8 +131,7 @@ def quantile_fan(
     levels, quantiles, at = levels[across], quantiles[along][:, across], grid[along]
     axes = axes or new_axes(7, 4.5)
     _scatter(axes, data)
-    pairs = len(levels) // 2
-    for index in range(pairs):
+    for index in range(pairs := len(levels) // 2):
         name = f"{100 * levels[index]:.3g} % to {100 * levels[-1 - index]:.3g} %"
         axes.fill_between(
             at,
@@ -176,21 +173,17 @@ def _shade(axes: "Axes", x: Floats, low: Floats, high: Floats, label: str | None
 
 
 def _finish(axes: "Axes", x: str, y: str) -> "Axes":
-    """Labels of the axes, and a legend if there is something to name."""
-    axes.set(xlabel=x, ylabel=y)
-    axes.margins(x=0.02)
+    axes.set(xlabel=x, ylabel=y, xmargin=0.02)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize="small")
     return hide_frame(axes)
 
 
 def _scatter(axes: "Axes", data: _Data | None) -> None:
-    """The data behind a fit, if there are any; smaller dots for many."""
-    if data is None:
-        return
-    x, y = (_as_array("data", part, "n") for part in data)
-    size = 22 if len(x) < 300 else 6
-    axes.scatter(x, y, s=size, color=GREY, edgecolors="white", linewidths=0.02 * size, zorder=2, label="data")
+    if data is not None:
+        x, y = (_as_array("data", part, "n") for part in data)
+        size = 22 if len(x) < 300 else 6
+        axes.scatter(x, y, s=size, color=GREY, edgecolors="white", linewidths=0.02 * size, zorder=2, label="data")
 
 
 def weight_map(

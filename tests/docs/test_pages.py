@@ -10,7 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CHAPTERS = sorted(f"course/{page.stem}" for page in (ROOT / "docs" / "course").glob("*.md"))
-SLOW = ("bags", "captions", "language", "tables", "translation", "course/3-sequence-to-sequence", "course/4-captions")
+SLOW = (
+    "bags",
+    "captions",
+    "language",
+    "statistics",
+    "tables",
+    "translation",
+    "course/3-sequence-to-sequence",
+    "course/4-captions",
+)
 """Pages whose code trains models for several seconds."""
 SHORTER = {
     "captions": {"scenes(200,": "scenes(40,", "epochs=2": "epochs=1"},
