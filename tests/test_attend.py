@@ -252,7 +252,7 @@ def test_the_short_way_of_the_usual_case_is_the_definition(queries, keys, score,
     assert_close(gradients([found], [query, key, value]), gradients([expected], [query, key, value]))
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 7), (1, 6, 5, 7), (2, 6, 5, 7)])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 7), (1, 6, 5, 7), (2, 6, 5, 7), (5, 7), (1, 7), (5, 1)])
 @pytest.mark.parametrize("kind", [torch.bool, torch.float64])
 def test_the_short_way_with_a_mask_and_groups_is_the_long_way(shape, kind):
     query, key, value = (rand(2, heads, n, 8, seed=n) for heads, n in ((6, 5), (3, 7), (3, 7)))
@@ -260,7 +260,13 @@ def test_the_short_way_with_a_mask_and_groups_is_the_long_way(shape, kind):
     mask = mask > -0.5 if kind == torch.bool else mask
     found = attend_unchecked(query, key, value, scores.dot, False, mask)
     assert_close(found, regard.attend(query, key, value, score=scores.dot, mask=mask, engine="dense"))
-    for other in (mask[..., :3], mask[0], mask.int(), mask.float().requires_grad_(), mask.expand(2, 6, 5, 7).mT):
+    for other in (
+        mask.expand(2, 6, 5, 7)[..., :3],
+        mask.expand(2, 6, 5, 7)[0],  # [heads, q, k]
+        mask.expand(5, 7).mT if mask.ndim == 2 else mask.expand(2, 6, 5, 7).mT,
+        mask.int(),
+        mask.float().requires_grad_(),
+    ):
         assert attend_unchecked(query, key, value, scores.dot, False, other) is None
     hidden = key.clone()
     hidden[:, :, 2] = torch.nan

@@ -129,11 +129,13 @@ def attend_unchecked(
 
 
 def _accepted(mask: Tensor, query: Tensor, keys: int) -> bool:
-    """Whether torch's kernel takes a mask `[batch, heads, q, k]` as it is; any of its dimensions may be 1."""
+    """Whether torch's kernel takes a mask `[batch, heads, q, k]` or `[q, k]` as it is; any dimension may be 1."""
     dtype = mask.dtype
     if dtype != torch.bool and (dtype != query.dtype or mask.requires_grad):
         return False
     shape, (batch, heads, queries, _) = mask.shape, query.shape
+    if len(shape) == 2:
+        shape = torch.Size([1, 1, *shape])
     if len(shape) != 4 or mask.device != query.device or mask.numel() > MASK_LIMIT:
         return False
     return shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2] in (1, queries) and shape[3] in (1, keys)
