@@ -184,6 +184,21 @@ def entmax_package(inputs: Inputs) -> Tensor:
     return weight @ inputs.value
 
 
+def attend_weighed(inputs: Inputs, weigh: regard.weighing.Weighing) -> Tensor:
+    return regard.attend(inputs.query, inputs.key, inputs.value, weigh=weigh)
+
+
+def formula_weighed(inputs: Inputs, formula: Callable[[Tensor], Tensor]) -> Tensor:
+    return formula(inputs.query @ inputs.key.mT * inputs.query.shape[-1] ** -0.5) @ inputs.value
+
+
+def softpick(scores: Tensor) -> Tensor:
+    """The formula of Zuhri et al. 2025, stable for large scores."""
+    largest = scores.detach().amax(dim=-1, keepdim=True).clamp(min=0)
+    grown = (scores - largest).exp() - (-largest).exp()
+    return grown.relu() / grown.abs().sum(dim=-1, keepdim=True)
+
+
 def additive(inputs: Inputs) -> Tensor:
     score = inputs.score
     assert isinstance(score, Additive)
@@ -306,6 +321,11 @@ NARROW_VALUES = Vectors((1, 8, 2048, 64), value_size=16)
 SPARSE = Vectors((4096, 64), warm_up=1100)
 ADDITIVE = Vectors((4, 1024, 64), score=partial(Additive, 64, 64, hidden=128))
 DENSE = {"forward": differences, "forward + backward": differences_by_feature}
+WEIGHINGS: list[tuple[str, regard.weighing.Weighing, Callable[[Tensor], Tensor]]] = [
+    ("sigmoid", regard.weighing.sigmoid(-8.3), lambda scores: torch.sigmoid(scores - 8.3)),  # -log 4096
+    ("linear", regard.weighing.linear, lambda scores: scores),
+    ("softpick", regard.weighing.softpick, softpick),
+]
 CASES: list[Case[Any]] = [
     *(
         Case(f"dot {name}, {mode} / SDPA", vectors, run(attend), run(sdpa), 1.05, warm_up=vectors.small())
@@ -413,6 +433,20 @@ CASES: list[Case[Any]] = [
         1 / 5,
         1 / 20,
         warm_up=SPARSE.small(),
+    ),
+    *(
+        Case(
+            f"{name} 4096×4096×64, {mode} / its formula",
+            SPARSE,
+            run(partial(attend_weighed, weigh=weigh)),
+            run(partial(formula_weighed, formula=formula)),
+            1.0,
+            1 / 10,
+            warm_up=SPARSE.small(),
+            tolerance=1e-3,  # the gradients of softpick's formula are 4e-4 from float64 where a score is almost 0
+        )
+        for name, weigh, formula in WEIGHINGS
+        for mode, run in MODES.items()
     ),
     Case(
         "additive 4×1024×1024, hidden 128, forward + backward / dense",
