@@ -91,9 +91,9 @@ CASES = {
     "column, given bandwidth": Case(column_table(0.6, 0.0), column_p, {"bandwidth": 0.35}),
     "unordered category": Case(category_table, column_p, {"bandwidth": "cv", "categorical": [1]}),
     "ordered category": Case(category_table, column_p, {"bandwidth": "cv", "ordered": [1]}),
-    "linear model": Case(linear_table(0.0), linear_p, SEARCHED),
-    "linear model, unequal errors": Case(linear_table(0.5), linear_p, SEARCHED),
-    "linear model, rule": Case(linear_table(0.5), linear_p, {"bandwidth": "scott"}),
+    "linear model": Case(linear_table(0.0), linear_p, {"bandwidth": "scott"}),
+    "linear model, unequal errors": Case(linear_table(0.5), linear_p, {"bandwidth": "scott"}),
+    "linear model, given bandwidth": Case(linear_table(0.5), linear_p, {"bandwidth": 0.35}),
 }
 
 

@@ -11,6 +11,7 @@ import regard
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "tables": ["AttentionRegressor", "NadarayaWatson"],
+    "statistics": ["PartiallyLinear"],
     "bags": ["BagClassifier"],
     "translation": ["Translator"],
     "captions": ["Captioner"],
