@@ -255,7 +255,8 @@ def test_several_targets_and_several_kinds_of_tables():
     assert model.predict(x).shape == (70, 2)
     assert [part.shape for part in model.predict(x, interval=0.5)] == [(70, 2)] * 3
     assert {"price", "tax"} <= set(model.evidence(x[:2]).to_frame())
-    polars = pytest.importorskip("polars")
+    import polars
+
     plain = x.drop(columns="new")
     assert_allclose(
         AttentionRegressor().fit(polars.from_pandas(plain), y).predict(polars.from_pandas(plain)),
