@@ -15,8 +15,8 @@ the others. It depends on x alone. The bootstrap draws y from the fit without co
 
     J = Σ uᵢ Kᵢⱼ uⱼ / √(2 Σ uᵢ² Kᵢⱼ² uⱼ²),  i ≠ j,        u = errors of the linear model
 
-Both use a Gaussian with the bandwidths of the smoother, because its square is a Gaussian too; of another kernel the bandwidths
-at which the Gaussian has its standard deviation.
+Both use a Gaussian with the bandwidths of the smoother, because its square is a Gaussian too; of another kernel the
+bandwidths at which the Gaussian has its standard deviation.
 """
 
 import math
