@@ -121,7 +121,7 @@ def test_left_out_score_of_a_classifier_is_its_accuracy():
         ({"bandwidth": "best"}, "one per column, or one of auto, scott, silverman, cv, aicc, learn, got 'best'"),
         ({"bandwidth": "cv", "metric": "full"}, "bandwidth='learn'"),
         ({"kernel": "round"}, "kernel must be gaussian, laplace, .* or a score of your own, got 'round'"),
-        ({"metric": "round"}, "metric must be scalar, diagonal or full, got 'round'"),
+        ({"metric": "round"}, "metric must be scalar, diagonal, full or index, got 'round'"),
         ({"order": 2}, "order must be 0 or 1, got 2"),
         ({"scale": "log"}, "scale must be auto, rank, standard or None, got 'log'"),
         ({"tol": -1}, "tol must be a number of at least 0 and below 1, got -1"),

@@ -128,7 +128,7 @@ def _set_bandwidth(smoother: Smoother, columns: Columns, bandwidth: ArrayLike) -
     if (
         (width[columns.numbers] <= 0).any()
         or (category < 0).any()
-        or (category > smoother.category_kernel.bound(smoother.ordered, smoother.levels)).any()
+        or (category > smoother.categories.bound(smoother.ordered, smoother.levels)).any()
     ):
         raise ValueError(
             "bandwidths must be positive, and those of categories between 0 and 1, or (c - 1)/c for c categories"
@@ -160,7 +160,7 @@ def apply_rule(smoother: Smoother, rule: str) -> Smoother:
     return replace(
         smoother,
         bandwidth=width,
-        category_bandwidth=smoother.category_kernel.bound(smoother.ordered, smoother.levels) * shrink**2,
+        category_bandwidth=smoother.categories.bound(smoother.ordered, smoother.levels) * shrink**2,
     )
 
 
@@ -258,7 +258,7 @@ def _search_factors(
 
 def _scale_bandwidth(smoother: Smoother, exponents: Floats) -> Smoother:
     """Bandwidths times powers of 2, one for each feature; after those, one for the odds of each λ."""
-    columns, largest = len(smoother.bandwidth), smoother.category_kernel.bound(smoother.ordered, smoother.levels)
+    columns, largest = len(smoother.bandwidth), smoother.categories.bound(smoother.ordered, smoother.levels)
     odds = smoother.category_bandwidth / np.maximum(largest - smoother.category_bandwidth, 1e-12)
     odds = odds * 2.0 ** exponents[columns:]
     # A matrix is scaled as a whole.
@@ -309,9 +309,7 @@ def _learn_bandwidth(smoother: Smoother, metric: str, seed: int, progress: bool)
     smoother = replace(
         smoother,
         bandwidth=(unit * learned.bandwidth.numpy().T).T,
-        category_bandwidth=smoother.category_kernel.bandwidth(
-            learned.penalty.numpy(), smoother.ordered, smoother.levels
-        ),
+        category_bandwidth=smoother.categories.bandwidth(learned.penalty.numpy(), smoother.ordered, smoother.levels),
     )
     rows = leave_one_out_rows(smoother, MAX_PAIRS_PER_TRIAL, seed)
     ridges = (LEARNING_RIDGE, *RIDGES[1:]) if smoother.order == 1 else (smoother.ridge,)

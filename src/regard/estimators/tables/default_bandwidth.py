@@ -84,7 +84,7 @@ def _learn(smoother: Smoother, sample: Indices, loss: Loss, seed: int, progress:
                 replace(
                     smoother,
                     bandwidth=unit * metric.bandwidth.numpy() / smoother.kind.profile.deviation(max(1, len(unit))),
-                    category_bandwidth=smoother.category_kernel.bandwidth(
+                    category_bandwidth=smoother.categories.bandwidth(
                         metric.penalty.numpy(), smoother.ordered, smoother.levels
                     ),
                 ),
@@ -150,7 +150,7 @@ def _widened(smoother: Smoother, exponent: float) -> Smoother:
     return replace(
         smoother,
         bandwidth=smoother.bandwidth * 2.0**exponent,
-        category_bandwidth=smoother.category_kernel.bandwidth(penalty, smoother.ordered, smoother.levels),
+        category_bandwidth=smoother.categories.bandwidth(penalty, smoother.ordered, smoother.levels),
     )
 
 

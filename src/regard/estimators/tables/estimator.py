@@ -44,7 +44,6 @@ from regard.estimators.tables.bandwidth import (
     leave_one_out_rows,
     parse_bandwidth,
 )
-from regard.estimators.tables.category_kernels import CATEGORY_KERNELS
 from regard.estimators.tables.default_bandwidth import MIN_ROWS, default_bandwidth
 from regard.estimators.tables.evidence import Evidence, Labels, check_no_words, is_numeric, row_labels, top_rows
 from regard.estimators.tables.inference import KernelInference
@@ -159,7 +158,7 @@ class _KernelEstimator(Seeded, SavedEstimator):
             category_bandwidth=np.zeros(len(categories)),
             ordered=np.array([category.ordered for category in categories], dtype=bool),
             levels=np.array([len(category.values) for category in categories], dtype=float),
-            category_kernel=CATEGORY_KERNELS[self.category_kernel],
+            category_kernel=self.category_kernel,
             order=getattr(self, "order", 0),  # a classifier has local averages only
             tolerance=float(self.tol),
         )

@@ -72,7 +72,7 @@ class Smoother:
     order: int = 0
     tolerance: float = 1e-6
     ridge: float = _RIDGE
-    category_kernel: CategoryKernel = CATEGORY_KERNELS["aitchison-aitken"]
+    category_kernel: str = "aitchison-aitken"
 
     @functools.cached_property
     def inverse(self) -> Floats | None:
@@ -88,6 +88,11 @@ class Smoother:
     def codes(self) -> Floats:
         """The codes of the categorical columns, [n, g]."""
         return self.rows[:, len(self.bandwidth) :]
+
+    @property
+    def categories(self) -> CategoryKernel:
+        """The kernel of the categorical columns."""
+        return CATEGORY_KERNELS[self.category_kernel]
 
     @property
     def kind(self) -> type[Kernel]:
@@ -108,7 +113,7 @@ class Smoother:
     @functools.cached_property
     def penalty(self) -> tuple[Floats, Floats]:
         """What each categorical column subtracts from log weights, per step and per change: `regard.kernels.Mixed`."""
-        return self.category_kernel.penalty(self.category_bandwidth, self.ordered, self.levels)
+        return self.categories.penalty(self.category_bandwidth, self.ordered, self.levels)
 
     def in_bandwidths(self, rows: Floats) -> Floats:
         """The numeric columns in units of the bandwidth, [n, d]."""
@@ -271,7 +276,7 @@ class Smoother:
         vector = self.bandwidth.ndim == 1
         volume = float(np.log(self.bandwidth).sum() if vector else np.linalg.slogdet(self.bandwidth)[1])
         volume += self.kind.profile.log_mass(len(self.bandwidth))
-        own = self.category_kernel.own(np.clip(self.category_bandwidth, 0, 1), self.ordered, self.levels)
+        own = self.categories.own(np.clip(self.category_bandwidth, 0, 1), self.ordered, self.levels)
         same = float(np.log(np.maximum(own, 1e-300)).sum())
         return log_weight - total - volume + same
 
