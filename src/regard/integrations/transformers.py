@@ -87,7 +87,8 @@ def attention(  # noqa: PLR0913  # the signature of transformers
     if type(kwargs.get("cache")).__name__ == "PagedAttentionCache":
         raise NotImplementedError("regard has no paged cache: for continuous batching, set attn_implementation='sdpa'")
     keys, mask = _visible(module, query, key, attention_mask, is_causal)
-    key, value = key[:, :, keys], value[:, :, keys]
+    if keys != slice(0, key.shape[2]):
+        key, value = key[:, :, keys], value[:, :, keys]
     if position_bias is not None:
         bias = position_bias[..., keys]
         mask = bias if mask is None else both(mask, bias)
@@ -245,10 +246,12 @@ class _Positions:
             parts.append(near if by == first else Shifted(near, by - first))
         if padding is not None:
             shown = padding[:, inside.key_start : inside.key_start + inside.keys]
-            shown = functional.pad(shown, (0, inside.keys - shown.shape[1]))
-            if not shown.any():
-                return slice(first, first), None  # texts of padding only
-            parts += [] if bool(shown.all()) else [shown[:, None, None, :]]  # [batch, 1, 1, k]
+            if shown.shape[1] < inside.keys:
+                shown = functional.pad(shown, (0, inside.keys - shown.shape[1]))
+            if not shown.all():
+                if not shown.any():
+                    return slice(first, first), None  # texts of padding only
+                parts.append(shown[:, None, None, :])  # [batch, 1, 1, k]
         return keys, functools.reduce(both, parts) if parts else None
 
     def part_of(self, leaf: _MaskFunction) -> Mask:
