@@ -85,6 +85,20 @@ def test_all_weights_rebuild_the_prediction():
     top = model.evidence(x[:30], top=7)
     assert_allclose(top.weight.sum(axis=1) + top.rest, 1)
     assert (np.diff(np.abs(top.weight), axis=1) <= 0).all()
+    assert_allclose(top.prediction[:, 0], model.predict(x[:30]), atol=1e-9 * y.std())
+    assert_allclose(
+        (top.weight * np.asarray(y[30:])[top.index]).sum(axis=1) + top.rest * top.rest_target, model.predict(x[:30])
+    )
+    assert (top.effective_rows > 1).all()
+    assert "price = " in top.plot(2).get_title(loc="left")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_evidence_of_classes_has_their_probabilities():
+    x, y = load_iris(return_X_y=True)
+    model = AttentionClassifier().fit(x, y)
+    assert_allclose(model.evidence(x[::40], top=3).prediction, model.predict_proba(x[::40]))
+    assert "y = 0 (" in model.evidence(x[::40], top=3).plot(0).get_title(loc="left")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -176,9 +176,17 @@ class _AttentionEstimator(Seeded, SavedEstimator):
         check_memory(len(cells), most, "rows")
         with self._threads():
             blocks = self.stack_.coefficient_blocks(self.encoder_(cells), self.rows_)
-            found = largest_rows((weight for _, weight in blocks), most)
-        rows = np.where(found.index < 0, -1, self.row_index_[found.index])
-        return Evidence(rows, found.weight, found.rest, self._evidence_table(), self.labels_, row_labels(X))
+            found = largest_rows((weight for _, weight in blocks), most, self.rows_.value)
+        classes = getattr(self, "classes_", None)
+        return replace(
+            found,
+            index=np.where(found.index < 0, -1, self.row_index_[found.index]),
+            table=self._evidence_table(),
+            labels=self.labels_,
+            query_labels=row_labels(X),
+            prediction=found.prediction if classes is None else self._explained(cells),
+            classes=classes,
+        )
 
     def explain(self, X: ArrayLike, top: int = 5) -> Explanation:  # noqa: N803
         """What each column did to each prediction, and how far it is from each row of the evidence.

@@ -34,7 +34,7 @@ class Evidence:
     The weights of a query and its rest add up to 1. Those of a local linear fit may be negative, and are
     sorted by absolute value. If a query sees fewer than `top` rows: index -1, weight 0.
 
-    prediction       Σ weight · target, of all rows
+    prediction       Σ weight · target, of all rows; of classes, their probabilities
     rest_target      the weighted mean target of the rest
     effective_rows   (Σ |weight|)² / Σ weight², as if so many rows had equal weight; None if a tree found the rows
 
@@ -51,9 +51,7 @@ class Evidence:
     table: dict[str, Labels] = field(default_factory=dict, repr=False)  # columns of the training rows, by name
     labels: Labels | None = field(default=None, repr=False)  # names of the training rows, if they have any
     query_labels: Labels | None = field(default=None, repr=False)
-    prediction: Floats | None = field(
-        default=None, repr=False
-    )  # [queries, c]  Σ weight · target; of classes, their weights
+    prediction: Floats | None = field(default=None, repr=False)  # [queries, c]
     effective_rows: Floats | None = field(default=None, repr=False)  # [queries]  (Σ |weight|)² / Σ weight²
     classes: Labels | None = field(default=None, repr=False)  # [c]  if the targets are classes
 
@@ -160,10 +158,10 @@ def row_weights(smoother: Smoother, query: Floats) -> Iterator[Floats]:
         yield weight
 
 
-def largest_rows(weights: Iterable[Floats], top: int, value: Floats | None = None) -> Evidence:
+def largest_rows(weights: Iterable[Floats], top: int, value: Floats) -> Evidence:
     """The `top` largest weights by absolute value of blocks of weights [some, n], and the sum of all others.
 
-    With the values of the rows also the predictions, and the effective numbers of rows.
+    value   of the rows, [n, c]: what the weights predict
     """
     blocks = []
     for weight in weights:
@@ -174,12 +172,10 @@ def largest_rows(weights: Iterable[Floats], top: int, value: Floats | None = Non
             np.sort(index), np.argsort(-np.take_along_axis(size, np.sort(index), 1), kind="stable"), 1
         )
         largest = np.take_along_axis(weight, index, 1)
-        part = [np.where(largest == 0, -1, index), largest, weight.sum(axis=1) - largest.sum(axis=1)]
-        if value is not None:
-            part += [weight @ value, np.square(size.sum(axis=1)) / np.einsum("mn,mn->m", weight, weight)]
-        blocks.append(part)
-    index, weight, rest, *more = (np.concatenate(part) for part in zip(*blocks, strict=True))
-    prediction, effective = more or (None, None)
+        rest = weight.sum(axis=1) - largest.sum(axis=1)
+        effective = np.square(size.sum(axis=1)) / np.einsum("mn,mn->m", weight, weight)
+        blocks.append((np.where(largest == 0, -1, index), largest, rest, weight @ value, effective))
+    index, weight, rest, prediction, effective = (np.concatenate(part) for part in zip(*blocks, strict=True))
     rest = np.where(np.abs(rest) < 1e-12, 0.0, rest)
     return Evidence(index, weight, rest, prediction=prediction, effective_rows=effective)
 
