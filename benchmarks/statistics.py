@@ -1,9 +1,9 @@
 """Statistics of kernel regression, by simulation and against other libraries, on the CPU.
 
-    python -m benchmarks.statistics coverage                   bands and intervals: 500 replications of each error
-    python -m benchmarks.statistics pinball --data FOLDER      quantile loss on the 7 tables FOLDER/uci
-    python -m benchmarks.statistics bands                      a simultaneous band, against a loop of refits
-    python -m benchmarks.statistics quantiles                  19 quantiles of a million rows at a million rows
+    python -m benchmarks.statistics --only coverage                bands and intervals: 500 replications of each error
+    python -m benchmarks.statistics --only pinball --data FOLDER   quantile loss on the 7 tables FOLDER/uci
+    python -m benchmarks.statistics --only bands                   a simultaneous band, against a loop of refits
+    python -m benchmarks.statistics --only quantiles               19 quantiles of a million rows at a million rows
 
 Seconds are CPU of this process, unless they are named wall. One thread: OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1.
 Coverage   f(x) = sin 6x, x uniform on (0, 1), 300 rows, bandwidth by cv; bands at 25 points from 0.02 to 0.98
@@ -161,14 +161,21 @@ def quantiles() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("coverage", "pinball", "bands", "quantiles"))
-    parser.add_argument("--data", type=Path, default=Path())
+    parser.add_argument(
+        "--only", choices=("coverage", "pinball", "bands", "quantiles"), help="one part, instead of all"
+    )
+    parser.add_argument("--data", type=Path, default=Path(), help="folder that contains uci/")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.what == "pinball":
-        pinball(options.data)
-    else:
-        {"coverage": coverage, "bands": bands, "quantiles": quantiles}[options.what]()
+    parts = {
+        "coverage": coverage,
+        "pinball": lambda: pinball(options.data),
+        "bands": bands,
+        "quantiles": quantiles,
+    }
+    for name, run in parts.items():
+        if options.only in (None, name):
+            run()
 
 
 if __name__ == "__main__":
