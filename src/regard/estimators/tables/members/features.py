@@ -9,10 +9,11 @@ depend on the kind of parameter, and a cosine: Holzmüller et al. 2024 (arXiv 24
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -96,11 +97,26 @@ def normal(*shape: int, std: float, generator: torch.Generator) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape, generator=generator) * std)
 
 
-def restored_sizes(arrays: dict[str, Any]) -> tuple[int, int, int, int]:
-    """The arguments of `Features` from its arrays: numbers, others, width, depth."""
-    numbers, (size, width) = len(arrays["frequency"]), arrays["weight.0"].shape
-    depth = sum(name.startswith("bias.") for name in arrays)
-    return numbers, size - numbers * (1 + PERIODIC), width, depth
+AnyFeatures = TypeVar("AnyFeatures", bound=Features)
+
+
+def saved_features(features: Features, scaling: Scaling) -> dict[str, NDArray[Any]]:
+    """Learned features as arrays, by name."""
+    weights = {f"features.{name}": tensor.numpy() for name, tensor in features.state_dict().items()}
+    return weights | {"ranked": np.array(scaling == "ranked")}
+
+
+def restored_features(kind: type[AnyFeatures], arrays: dict[str, NDArray[Any]]) -> tuple[AnyFeatures, Scaling]:
+    """The features of `saved_features`, and the scaling that they take."""
+    prefix = "features."
+    named = {
+        name.removeprefix(prefix): torch.as_tensor(array) for name, array in arrays.items() if name.startswith(prefix)
+    }
+    numbers, (size, width) = len(named["frequency"]), named["weight.0"].shape
+    depth = sum(name.startswith("bias.") for name in named)
+    features = kind(numbers, size - numbers * (1 + PERIODIC), width, depth, torch.Generator())
+    features.load_state_dict(named)
+    return features.requires_grad_(False), "ranked" if arrays["ranked"] else "scaled"
 
 
 def targets(rows: Rows, classify: bool) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,8 @@ from regard.estimators.tables.members.features import (
     descend,
     evaluate,
     normal,
-    restored_sizes,
+    restored_features,
+    saved_features,
     scaling_of,
     targets,
 )
@@ -42,6 +43,8 @@ _EXPONENT = -1 / 6
 """The more keys there are than in a batch, the narrower the kernel: the rate of a bandwidth in two dimensions."""
 _FLOOR = 0.01
 """Part of a class's probability that goes to all classes in training, so that no logarithm is of 0."""
+_ARRAYS = ("keys", "value", "log_weight", "mean")
+"""Arrays of the member beside those of the embedding."""
 _BLOCK = 2**22
 """Pairs of query and key that are computed at a time."""
 
@@ -114,21 +117,12 @@ class LearnedAttention(Member):
         return found
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        weights = {f"embedding.{name}": tensor.numpy() for name, tensor in self.embedding.state_dict().items()}
-        own = {name: getattr(self, name) for name in ("keys", "value", "log_weight", "mean")}
-        return weights | own | {"ranked": np.array(self.scaling == "ranked")}
+        return saved_features(self.embedding, self.scaling) | {name: getattr(self, name) for name in _ARRAYS}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
-        named = {
-            name.removeprefix("embedding."): torch.as_tensor(array)
-            for name, array in arrays.items()
-            if name.startswith("embedding.")
-        }
-        embedding = Embedding(*restored_sizes(named), torch.Generator())
-        embedding.load_state_dict(named)
-        own = {name: arrays[name] for name in ("keys", "value", "log_weight", "mean")}
-        return cls(embedding.requires_grad_(False), "ranked" if arrays["ranked"] else "scaled", **own)
+        embedding, scaling = restored_features(Embedding, arrays)
+        return cls(embedding, scaling, **{name: arrays[name] for name in _ARRAYS})
 
 
 def _batch_size(count: int) -> int:

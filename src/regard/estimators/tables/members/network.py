@@ -9,7 +9,6 @@ in the targets.
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -24,7 +23,8 @@ from regard.estimators.tables.members.features import (
     dense_columns,
     descend,
     evaluate,
-    restored_sizes,
+    restored_features,
+    saved_features,
     scaling_of,
     targets,
 )
@@ -69,21 +69,12 @@ class Network(Member):
         return evaluate(self.features, dense_columns(inputs, self.scaling))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        weights = {f"features.{name}": tensor.numpy() for name, tensor in self.features.state_dict().items()}
-        return weights | self.ridge.arrays() | {"ranked": np.array(self.scaling == "ranked")}
+        return saved_features(self.features, self.scaling) | self.ridge.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
-        named = {
-            name.removeprefix("features."): torch.as_tensor(array)
-            for name, array in arrays.items()
-            if name.startswith("features.")
-        }
-        features = Features(*restored_sizes(named), torch.Generator())
-        features.load_state_dict(named)
-        return cls(
-            features.requires_grad_(False), Ridge.from_arrays(arrays), "ranked" if arrays["ranked"] else "scaled"
-        )
+        features, scaling = restored_features(Features, arrays)
+        return cls(features, Ridge.from_arrays(arrays), scaling)
 
 
 def _train(
